@@ -1,0 +1,94 @@
+"""All randomness is keyed, so nothing carries state: same key, same numbers, whatever ran before.
+
+A key is a tuple of integers, such as (seed, epoch, image). Keys make a resumed run bit-equal to one never stopped,
+make two processes equal one, and keep the number of threads out of the result.
+
+Two kinds of numbers come from a key:
+- `uniforms`: a few numbers for each of many images, by a counter-based hash, on the images' own device.
+- `normal_`: many normal numbers for the weights, in fixed chunks, each from a generator of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import torch
+from torch import Tensor
+
+CHUNK = 1 << 16  # numbers a chunk: 256 KiB of float32 stay in the second-level cache between the passes over them
+
+_MASK64 = (1 << 64) - 1
+_GAMMA = 0x9E3779B97F4A7C15  # splitmix64's increment: 2^64 / golden ratio
+_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # splitmix64's two rounds: shift, multiplier
+
+
+def _signed(value: int) -> int:
+    """The int64 with the same 64 bits."""
+    value &= _MASK64
+    return value - (1 << 64) if value >> 63 else value
+
+
+def fold(*key: int) -> int:
+    """Folds a key into one 63-bit seed: splitmix64's finaliser, once an integer."""
+    state = 0
+    for part in key:
+        state = (state ^ (part & _MASK64)) + _GAMMA & _MASK64
+        for shift, multiplier in _MIX:
+            state = (state ^ (state >> shift)) * multiplier & _MASK64
+        state ^= state >> 31
+    return state >> 1
+
+
+def generator(*key: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """A fresh torch generator for this key."""
+    return torch.Generator(device=device).manual_seed(fold(*key))
+
+
+def permutation(count: int, *key: int) -> Tensor:
+    """A random order of `count` things."""
+    return torch.randperm(count, generator=generator(*key))
+
+
+def _mix(state: Tensor) -> Tensor:
+    """splitmix64's finaliser on int64 tensors; `>>` is arithmetic there, so the sign bits are masked off."""
+    for shift, multiplier in (*_MIX, (31, 1)):
+        state = state ^ ((state >> shift) & (_MASK64 >> shift))
+        state = state * _signed(multiplier)
+    return state
+
+
+def uniforms(ids: Tensor, count: int, *key: int) -> Tensor:
+    """Uniform numbers in [0, 1): row i depends on `ids[i]` and the key alone, not on the batch around it.
+
+    Returns a (len(ids), count) float32 tensor on the device of `ids`.
+    """
+    rows = _mix(ids.to(torch.int64) * _signed(_GAMMA) + _signed(fold(*key)))
+    columns = torch.arange(1, count + 1, device=ids.device, dtype=torch.int64) * _signed(_GAMMA)
+    bits = _mix(rows[:, None] + columns[None, :])
+    return ((bits >> 40) & 0xFFFFFF).to(torch.float32) * 2.0**-24  # the top 24 bits: all that a float32 holds
+
+
+@cache
+def _workers(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, thread_name_prefix="byov-noise")
+
+
+def in_chunks(count: int, work: Callable[[int, int, int], None]) -> None:
+    """Calls work(chunk, start, stop) for the fixed chunks of range(count), over torch's number of threads."""
+    chunks = [(i, start, min(start + CHUNK, count)) for i, start in enumerate(range(0, count, CHUNK))]
+    threads = min(torch.get_num_threads(), len(chunks))
+    if threads <= 1:
+        for chunk in chunks:
+            work(*chunk)
+    else:
+        list(_workers(threads).map(lambda chunk: work(*chunk), chunks))
+
+
+def normal_(out: Tensor, *key: int) -> Tensor:
+    """Fills a flat tensor with N(0, 1), independent for every key, in place."""
+    if out.device.type != "cpu":
+        return out.normal_(generator=generator(*key, device=out.device))
+    in_chunks(out.numel(), lambda i, start, stop: out[start:stop].normal_(generator=generator(*key, i)) and None)
+    return out
