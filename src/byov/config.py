@@ -180,7 +180,7 @@ class Config:
     """CPU threads. Unset: one a core."""
     device: str = "auto"
     """auto, cpu, cuda or mps."""
-    precision: Literal["32-true", "bf16-mixed", "16-mixed", "64-true"] = "32-true"
+    precision: Literal["32-true", "bf16-mixed", "64-true"] = "32-true"
     """Arithmetic of the network; the KL and the posterior stay in float32 (float64 with 64-true)."""
     model: Model = field(default_factory=Model)
     posterior: Posterior = field(default_factory=Posterior)
@@ -300,8 +300,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return tree
 
 
-def write_yaml(path: Path, config: Any) -> None:
-    path.write_text(yaml.safe_dump(to_dict(config), sort_keys=False), encoding="utf-8")
+def to_yaml(config: Any) -> str:
+    return yaml.safe_dump(to_dict(config), sort_keys=False)
 
 
 def read_config(path: Path) -> Config:

@@ -17,7 +17,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 16  # numbers a chunk: 256 KiB of float32 stay in the second-level cache between the passes over them
+# Numbers a chunk: 128 KiB of float32 stay in the second-level cache between the passes over them, and torch does not
+# split an operation this small over threads of its own, so that the chunks are the only parallelism.
+CHUNK = 1 << 15
 
 _MASK64 = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15  # splitmix64's increment: 2^64 / golden ratio
@@ -76,14 +78,19 @@ def _workers(count: int) -> ThreadPoolExecutor:
 
 
 def in_chunks(count: int, work: Callable[[int, int, int], None]) -> None:
-    """Calls work(chunk, start, stop) for the fixed chunks of range(count), over torch's number of threads."""
+    """Calls work(chunk, start, stop) for the fixed chunks of range(count), over torch's number of threads, without autograd."""
     chunks = [(i, start, min(start + CHUNK, count)) for i, start in enumerate(range(0, count, CHUNK))]
-    threads = min(torch.get_num_threads(), len(chunks))
-    if threads <= 1:
-        for chunk in chunks:
+    threads = max(min(torch.get_num_threads(), len(chunks)), 1)
+
+    @torch.no_grad()  # torch's gradient mode is a thread's own
+    def share(worker: int) -> None:
+        for chunk in chunks[worker::threads]:
             work(*chunk)
+
+    if threads == 1:
+        share(0)
     else:
-        list(_workers(threads).map(lambda chunk: work(*chunk), chunks))
+        list(_workers(threads).map(share, range(threads)))
 
 
 def normal_(out: Tensor, *key: int) -> Tensor:

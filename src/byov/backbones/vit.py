@@ -1,0 +1,135 @@
+"""A vision transformer: patches to tokens, pre-norm blocks, one feature vector for an image."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from byov.errors import BadInput
+
+
+class Size(NamedTuple):
+    width: int
+    depth: int
+    heads: int
+
+
+# tiny, small and base are DeiT's; micro is the size two CPU cores can train, mini stands between.
+SIZES = {
+    "micro": Size(128, 4, 4),
+    "mini": Size(192, 6, 3),
+    "tiny": Size(192, 12, 3),
+    "small": Size(384, 12, 6),
+    "base": Size(768, 12, 12),
+}
+
+
+def sincos_positions(rows: int, columns: int, width: int) -> Tensor:
+    """Fixed two-dimensional sine-cosine positions, (rows * columns, width); MoCo v3's."""
+    if width % 4:
+        raise BadInput(f"sine-cosine positions need a width that 4 divides, not {width}: change model.width.")
+    frequencies = 1.0 / 10000 ** (torch.arange(width // 4, dtype=torch.float64) / (width // 4))
+    y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+    angles = [axis.reshape(-1, 1).double() * frequencies for axis in (x, y)]
+    return torch.cat([f(a) for a in angles for f in (torch.sin, torch.cos)], dim=1).float()
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        qkv = self.qkv(x).view(batch, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2])
+        return self.output(mixed.transpose(1, 2).reshape(batch, tokens, width))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
+
+
+class ConvStem(nn.Sequential):
+    """Halves the image until a token is left for each patch (Xiao et al., 2021: "Early convolutions")."""
+
+    def __init__(self, channels: int, width: int, patch: int) -> None:
+        halvings = int(math.log2(patch))
+        if 2**halvings != patch:
+            raise BadInput(f"the convolutional stem needs a patch that is a power of two, not {patch}: set model.patch.")
+        layers: list[nn.Module] = []
+        for i in range(halvings):
+            out = max(width >> (halvings - 1 - i), 16)
+            layers += [nn.Conv2d(channels, out, 3, stride=2, padding=1), nn.GroupNorm(1, out), nn.GELU()]
+            channels = out
+        super().__init__(*layers, nn.Conv2d(channels, width, 1))
+
+
+class ViT(nn.Module):
+    """Images (B, C, H, W) to features (B, width). `features` is the width of what comes out."""
+
+    def __init__(
+        self,
+        image_size: tuple[int, int],
+        patch: int,
+        channels: int = 3,
+        size: Size = SIZES["micro"],
+        stem: Literal["patch", "conv"] = "patch",
+        positions: Literal["sincos", "learned"] = "sincos",
+        pool: Literal["mean", "cls"] = "mean",
+    ) -> None:
+        super().__init__()
+        width, depth, heads = size
+        height_, width_ = image_size
+        if patch < 1 or height_ % patch or width_ % patch:
+            raise BadInput(f"patches of {patch} do not divide an image of {height_} x {width_}: change model.patch.")
+        if heads < 1 or width % heads:
+            raise BadInput(f"{heads} heads do not divide a width of {width}: change model.heads or model.width.")
+        self.features = width
+        self.pool = pool
+        rows, columns = height_ // patch, width_ // patch
+        if stem == "conv":
+            self.stem: nn.Module = ConvStem(channels, width, patch)
+        else:
+            self.stem = nn.Conv2d(channels, width, patch, stride=patch)
+        if positions == "learned":
+            self.positions = nn.Parameter(torch.empty(rows * columns, width))
+        else:
+            self.register_buffer("positions", sincos_positions(rows, columns, width), persistent=False)
+        self.class_token = nn.Parameter(torch.zeros(width)) if pool == "cls" else None
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width)
+        self.apply(initialise)
+        for bare in (self.positions, self.class_token):
+            if isinstance(bare, nn.Parameter):
+                nn.init.trunc_normal_(bare, std=0.02)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.stem(images).flatten(2).transpose(1, 2) + self.positions
+        if self.class_token is not None:
+            x = torch.cat([self.class_token.expand(len(x), 1, -1), x], dim=1)
+        x = self.norm(self.blocks(x))
+        return x[:, 0] if self.pool == "cls" else x.mean(dim=1)
+
+
+def initialise(module: nn.Module) -> None:
+    """The paper's initial means: weights of Linear and convolution trunc_normal(std=0.02), biases 0 (appendix C)."""
+    if isinstance(module, nn.Linear | nn.Conv2d):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

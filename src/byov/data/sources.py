@@ -1,0 +1,137 @@
+"""Image sources by name: `NAME` or `KIND:PATH`, with an optional `@train` or `@test`.
+
+    open_source("cifar10").load("train")
+    open_source("npz:photos.npz@test").load("test")
+
+A new kind (`folder:PATH`, say) is one function from a spec and a path to a Source, and one line in `KINDS`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from byov.data import fetch, formats
+from byov.data.images import SPLITS, ImageSet, Split
+from byov.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Source:
+    """Images with a split of their own. Nothing is read before `load`."""
+
+    name: str
+    """As it was given, such as `cifar10` or `npz:photos.npz@test`."""
+    splits: tuple[Split, ...]
+    read: Callable[[Split], ImageSet] = field(repr=False)
+    flips: bool = True
+    """Whether a mirrored image is still one of its kind: a mirrored digit is no digit."""
+
+    @property
+    def default(self) -> Split:
+        """The split for a command that takes one set of images."""
+        return "test" if "test" in self.splits else "train"
+
+    def load(self, split: Split) -> ImageSet:
+        if split not in self.splits:
+            have = " and ".join(self.splits)
+            hint = "leave out its @ suffix" if self.name.endswith(f"@{have}") else "give a source that has them"
+            raise BadInput(f"the source {self.name} has only {have} images, no {split} images; {hint}.")
+        return self.read(split)
+
+
+def open_source(spec: str) -> Source:
+    """The source of a spec; bad input if there is none."""
+    base, at, suffix = spec.rpartition("@")
+    forced = next((split for split in SPLITS if at and suffix == split), None)
+    source = _open(base if forced else spec)
+    if forced is None:
+        return source
+    if forced not in source.splits:
+        raise BadInput(f"{base} has no {forced} images, only {' and '.join(source.splits)}; leave out @{forced}.")
+    return replace(source, name=spec, splits=(forced,))
+
+
+def _open(spec: str) -> Source:
+    kind, colon, path = spec.partition(":")
+    if colon and kind in KINDS:
+        return KINDS[kind](spec, Path(path).expanduser())
+    if spec in fetch.PUBLISHED:
+        return Source(spec, SPLITS, partial(fetch.read, spec), fetch.PUBLISHED[spec].flips)
+    if spec == "digits":
+        return Source(spec, SPLITS, digits, flips=False)
+    raise BadInput(_unknown(spec))
+
+
+def _open_npz(spec: str, path: Path) -> Source:
+    return Source(spec, formats.npz_splits(path), partial(formats.read_npz, path))
+
+
+KINDS: Mapping[str, Callable[[str, Path], Source]] = {"npz": _open_npz}
+
+
+def names() -> list[str]:
+    """The sources that have a name of their own."""
+    return ["digits", *fetch.PUBLISHED]
+
+
+def _unknown(spec: str) -> str:
+    known = ", ".join([*names(), *(f"{kind}:PATH" for kind in KINDS)])
+    bare = [f"{kind}:{spec}" for kind in KINDS if Path(spec).suffix == f".{kind}"]  # a path without its kind
+    near = bare or difflib.get_close_matches(spec.split("@")[0], names(), n=2, cutoff=0.5)
+    if near and "@" in spec:
+        return f"there is no source {spec!r}; the suffix is @train or @test, as in {near[0]}@test."
+    if near:
+        return f"there is no source {spec!r}; did you mean {' or '.join(near)}? The sources are {known}."
+    return f"there is no source {spec!r}; the sources are {known}."
+
+
+def digits(split: Split) -> ImageSet:
+    """scikit-learn's 1,797 digits of 8 x 8 pixels, their values 0..16 scaled to 0..255.
+
+    The split, the same for ever: in scikit-learn's order, every fifth image of a class (its 5th, 10th, ...) is for
+    test, the others for train; both keep that order. No random numbers, so no library's version can change it.
+    """
+    from sklearn.datasets import load_digits  # here: importing scikit-learn takes a second
+
+    bunch = load_digits()
+    labels = bunch.target.astype(np.int64)
+    rank = np.empty_like(labels)  # of an image among those of its class
+    for label in range(10):
+        of_class = labels == label
+        rank[of_class] = np.arange(of_class.sum())
+    chosen = (rank % 5 == 4) == (split == "test")
+    images = np.round(bunch.images[chosen] * (255 / 16)).astype(np.uint8)[:, None]
+    return ImageSet(torch.from_numpy(images), torch.from_numpy(labels[chosen]), fetch.DIGITS)
+
+
+class Row(NamedTuple):
+    """What `byov data list` says of a source."""
+
+    name: str
+    description: str
+    size: str
+    train: int
+    test: int
+    terms: str
+    there: bool
+
+
+def table() -> list[Row]:
+    """The sources that have a name, and whether their images are on this machine."""
+    rows = [
+        Row("digits", "handwritten digits, very small; part of scikit-learn", "8x8x1", 1442, 355, "CC BY 4.0", True)
+    ]
+    for p in fetch.PUBLISHED.values():
+        channels, height, width = p.shape
+        size = f"{height}x{width}x{channels}"
+        there = fetch.is_there(p.name)
+        rows.append(Row(p.name, p.description, size, p.counts["train"], p.counts["test"], p.terms, there))
+    return rows

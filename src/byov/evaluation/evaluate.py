@@ -1,0 +1,76 @@
+"""A run's first measure: a linear probe on frozen features, beside an untrained encoder and raw pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from byov.data.images import ImageSet
+from byov.data.sources import open_source
+from byov.errors import BadInput
+from byov.evaluation.features import features_of
+from byov.evaluation.probe import fit_probe
+from byov.evaluation.run import Run
+from byov.files import write_json
+from byov.metrics import brier, brier_decomposition, ece, knn_accuracy, nll, reliability_bins, top_k_accuracy
+from byov.training.loop import subset
+
+
+def evaluate(run: Run, data: str | None = None, teacher: bool = False, say: Callable[[str], None] = print) -> dict[str, Any]:
+    """Probes the run on a source with labels (its own by default) and writes `results/evaluation.json`."""
+    data = data or run.config.data
+    source = open_source(data)
+    train, test = source.load("train"), source.load("test")
+    if train.labels is None or test.labels is None:
+        raise BadInput(f"{data} has no labels to evaluate with: give a source that has, with --data.")
+    if data == run.config.data and run.config.images is not None:
+        train = subset(train, run.config.images)  # the probe sees the images that the encoder saw
+
+    encode = run.teacher_features if teacher else run.features
+    say(f"probing {run.folder} on {data}: {len(train):,} images to fit, {len(test):,} to test")
+    results: dict[str, Any] = probe_results(encode(train.images), encode(test.images), train, test)
+    untrained = run.untrained_encoder()
+    for name, features in {
+        "untrained": lambda images: features_of(untrained, images),
+        "pixels": lambda images: images.flatten(1).float() / 255,
+    }.items():
+        beside = probe_results(features(train.images), features(test.images), train, test)
+        results |= {f"{name}.{key}": value for key, value in beside.items() if key != "bins"}
+    sigma = run.encoder.sigma
+    results["median_sigma"] = float(sigma.median()) if sigma.numel() else None
+    results["settings"] = {
+        "run": str(run.folder),
+        "step": run.step,
+        "data": data,
+        "train_images": len(train),
+        "test_images": len(test),
+        "encoder": "teacher" if teacher else "student at its means",
+        "probe": "multinomial logistic regression, converged; L2 chosen on a held-out fifth of the training images",
+        "knn": {"k": 20, "temperature": 0.07},
+    }
+    write_json(run.folder / "results" / "evaluation.json", results)
+    return results
+
+
+def probe_results(train_features: Tensor, test_features: Tensor, train: ImageSet, test: ImageSet) -> dict[str, Any]:
+    """All measures of one set of features."""
+    assert train.labels is not None and test.labels is not None
+    probe = fit_probe(train_features, train.labels)
+    probabilities = probe.probabilities(test_features)
+    parts = brier_decomposition(probabilities, test.labels)
+    return {
+        "top1": top_k_accuracy(probabilities, test.labels, 1),
+        "top5": top_k_accuracy(probabilities, test.labels, min(5, probabilities.shape[1])),
+        "ece": ece(probabilities, test.labels),
+        "brier": brier(probabilities, test.labels),
+        "reliability": parts.reliability,
+        "resolution": parts.resolution,
+        "uncertainty": parts.uncertainty,
+        "nll": nll(probabilities, test.labels),
+        "knn": knn_accuracy(train_features, train.labels, test_features, test.labels),
+        "probe_l2": probe.l2,
+        "probe_gradient_norm": probe.gradient_norm,
+        "bins": [list(b) for b in reliability_bins(probabilities, test.labels)],
+    }

@@ -1,0 +1,24 @@
+"""Features of images: the encoder at its means, in evaluation mode, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+@torch.no_grad()
+def features_of(
+    encoder: nn.Module, images: Tensor, batch_size: int = 512, advance: Callable[[int], None] = lambda count: None
+) -> Tensor:
+    """Features (N, width) on the CPU, in float32, of uint8 or [0, 1] images (N, C, H, W)."""
+    was_training = encoder.training
+    encoder.eval()
+    device = next(encoder.buffers()).device
+    parts = []
+    for batch in images.split(batch_size):
+        parts.append(encoder(batch.to(device)).float().cpu())
+        advance(len(batch))
+    encoder.train(was_training)
+    return torch.cat(parts)

@@ -1,0 +1,74 @@
+"""A finished (or running) run, opened for use: `run = byov.load("runs/demo/byov")`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from byov.config import Config, merge
+from byov.errors import BadInput
+from byov.evaluation.features import features_of
+from byov.posterior import Posterior
+from byov.training import checkpoints
+from byov.training.learners import SelfSupervised, Supervised, build_learner
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's networks at its last checkpoint."""
+
+    folder: Path
+    config: Config
+    learner: SelfSupervised | Supervised
+    encoder: Posterior
+    """A posterior over the encoder: `run.encoder(images)` at the means, `with run.encoder.sampled(): ...` at a draw."""
+    step: int
+    image_shape: tuple[int, int, int]
+    classes: int | None
+
+    def features(self, images: Tensor) -> Tensor:
+        """Features (N, width) of uint8 or [0, 1] images (N, C, H, W), at the means."""
+        return features_of(self.encoder, self._checked(images))
+
+    def teacher_features(self, images: Tensor) -> Tensor:
+        """The same by the teacher's encoder."""
+        if self.learner.teacher is None:
+            raise BadInput(f"{self.folder} is a {self.config.method} run, which has no teacher: leave out --teacher.")
+        encoder = self.learner.teacher.module.encoder
+        assert isinstance(encoder, nn.Module)
+        return features_of(encoder, self._checked(images))
+
+    def untrained_encoder(self) -> nn.Module:
+        """The same encoder as it was before training."""
+        fresh = build_learner(self.config, self.image_shape, self.classes).posterior.module.encoder
+        assert isinstance(fresh, nn.Module)
+        own = self.encoder.module
+        fresh.set_pixel_statistics(own.pixel_mean.cpu(), own.pixel_std.cpu())  # type: ignore[operator, union-attr]
+        return fresh
+
+    def _checked(self, images: Tensor) -> Tensor:
+        if images.dim() != 4 or tuple(images.shape[1:]) != self.image_shape:
+            raise BadInput(
+                f"{self.folder} takes images of shape (N, {', '.join(map(str, self.image_shape))}), "
+                f"not {tuple(images.shape)}: resize or convert them first."
+            )
+        return images
+
+
+def load(folder: str | Path, device: str = "cpu") -> Run:
+    """Opens a run folder."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise BadInput(f"there is no run {folder}: train one with `byov train`, or check the path.")
+    path = folder / "checkpoints" / "last.safetensors"
+    tensors, state = checkpoints.load(path)
+    config = merge(Config(), state["config"], str(path))
+    shape: Any = tuple(state["image_shape"])
+    learner = build_learner(config, shape, state["classes"], device)
+    learner.posterior.load_tensors(checkpoints.part(tensors, "student."), str(path))
+    if learner.teacher is not None:
+        learner.teacher.load_tensors(checkpoints.part(tensors, "teacher."), str(path))
+    return Run(folder, config, learner, learner.posterior.part("encoder"), state["step"], shape, state["classes"])

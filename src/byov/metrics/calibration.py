@@ -1,0 +1,94 @@
+"""Whether probabilities mean what they say: NLL, ECE with its reliability diagram, Brier with its decomposition.
+
+Each is a pure function of probabilities (images, classes) and labels (images,); sums run in float64. Lower is better,
+but for `resolution`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from byov.metrics.checks import checked
+
+
+class Bin(NamedTuple):
+    """One bar of a reliability diagram; an empty bin has confidence and accuracy 0."""
+
+    images: int
+    confidence: float
+    accuracy: float
+
+
+class BrierDecomposition(NamedTuple):
+    """Brier = uncertainty - resolution + reliability - within_group, exactly."""
+
+    uncertainty: float
+    """1 - |overall mean outcome|^2: what the labels alone make hard."""
+    resolution: float
+    """How far the outcomes of the groups lie apart; higher is better."""
+    reliability: float
+    """Mean squared distance of an image's probabilities to the mean outcome of its group."""
+    within_group: float
+    """2 mean <p_i - ybar_k, y_i - ybar_k>: how well probabilities follow outcomes inside a group; higher is better."""
+    reliability_jensen: float
+    """Reliability of the groups' mean probabilities: never above `reliability` (Jensen)."""
+
+
+def nll(probabilities: Tensor, labels: Tensor) -> float:
+    """Mean of -log p(label). A probability of 0 counts as the dtype's smallest normal number: large, but finite."""
+    p, y = checked(probabilities, labels)
+    own = p.gather(1, y[:, None]).clamp(min=torch.finfo(probabilities.dtype).tiny)
+    return float(-own.log().mean())
+
+
+def reliability_bins(probabilities: Tensor, labels: Tensor, bins: int = 15) -> list[Bin]:
+    """Images in equal-width bins (low, high] of the top probability: how many, mean confidence, accuracy."""
+    if bins < 1:
+        raise ValueError(f"bins is {bins}, but at least one is needed.")
+    p, y = checked(probabilities, labels)
+    confidence, predicted = p.max(1)
+    # (low, high]: a certain image (confidence 1) belongs to the last bin, not to one of its own
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
+    where = torch.bucketize(confidence, edges[1:-1])
+    count = torch.bincount(where, minlength=bins)
+    share = count.clamp(min=1)
+    confidences = torch.bincount(where, confidence, bins) / share
+    accuracies = torch.bincount(where, (predicted == y).double(), bins) / share
+    return [Bin(*row) for row in zip(count.tolist(), confidences.tolist(), accuracies.tolist(), strict=True)]
+
+
+def ece(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
+    """Expected calibration error of the top label: |confidence - accuracy| of the bins, weighted by their images."""
+    table = reliability_bins(probabilities, labels, bins)
+    return sum(row.images * abs(row.confidence - row.accuracy) for row in table) / sum(row.images for row in table)
+
+
+def brier(probabilities: Tensor, labels: Tensor) -> float:
+    """Mean over images of sum_c (p_c - y_c)^2: from 0 to 2."""
+    p, y = checked(probabilities, labels)
+    return float((p - one_hot(y, p.shape[1])).square().sum(1).mean())
+
+
+def brier_decomposition(probabilities: Tensor, labels: Tensor) -> BrierDecomposition:
+    """Brier's parts, images grouped by predicted class (METHOD.md). The identity holds for any grouping."""
+    p, labels = checked(probabilities, labels)
+    y = one_hot(labels, p.shape[1]).double()
+    group = p.argmax(1)
+    images = torch.bincount(group, minlength=p.shape[1])
+    weight = images.double() / len(p)
+    share = images.clamp(min=1)[:, None]  # an empty group has weight 0: its mean does not matter
+    mean_y = torch.zeros(p.shape[1], p.shape[1], dtype=p.dtype).index_add_(0, group, y) / share
+    mean_p = torch.zeros_like(mean_y).index_add_(0, group, p) / share
+    overall = y.mean(0)
+    off_p, off_y = p - mean_y[group], y - mean_y[group]
+    return BrierDecomposition(
+        uncertainty=float(1 - overall.square().sum()),
+        resolution=float(weight @ (mean_y - overall).square().sum(1)),
+        reliability=float(off_p.square().sum(1).mean()),
+        within_group=float(2 * (off_p * off_y).sum(1).mean()),
+        reliability_jensen=float(weight @ (mean_p - mean_y).square().sum(1)),
+    )

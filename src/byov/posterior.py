@@ -1,0 +1,235 @@
+"""A Gaussian over the parameters of any nn.Module: q(w) = N(mean, diag(sigma^2)), sigma = exp(log_variance / 2).
+
+    posterior = Posterior(module)
+    with posterior.sampled(generator=g):
+        loss = loss_of(posterior(x)) + posterior.kl(priors.Standard()) / number_of_images
+    loss.backward()
+
+Means and log-variances are two flat parameters. A draw is one pass over them into one flat buffer, whose slices the
+module shows as its weights. Autograd sees the draw as a single operation: its gradient is written by formula, since
+d w / d mean = 1 and d w / d log_variance = (w - mean) / 2; neither the noise nor sigma is kept.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from byov import flipout as flipout_
+from byov import randomness
+from byov.errors import BadInput
+from byov.segments import Flattened, Where
+
+FORMAT = "byov-posterior-1"
+
+
+class Prior(Protocol):
+    """What `Posterior.kl` asks of a prior: a user's own needs no more than this."""
+
+    def kl(self, means: Tensor, log_variances: Tensor) -> Tensor:
+        """KL[q || prior], a differentiable scalar."""
+        ...
+
+
+class Prediction(NamedTuple):
+    """Mean and standard deviation of an output over draws."""
+
+    mean: Tensor
+    std: Tensor
+
+
+def draw_(out: Tensor, means: Tensor, log_variances: Tensor, seed: int) -> Tensor:
+    """Writes one draw, mean + sigma * noise, into `out`; chunk by chunk, so that it is one pass over memory."""
+    if out.device.type != "cpu":
+        randomness.normal_(out, seed)
+        return out.mul_(torch.exp(log_variances * 0.5)).add_(means)
+
+    def chunk(index: int, start: int, stop: int) -> None:
+        w = out[start:stop].normal_(generator=randomness.generator(seed, index))
+        w.mul_(log_variances[start:stop].mul(0.5).exp_()).add_(means[start:stop])
+
+    randomness.in_chunks(out.numel(), chunk)
+    return out
+
+
+class _Draw(torch.autograd.Function):
+    """(means, log_variances) -> the drawn weights, shaped."""
+
+    @staticmethod
+    def forward(ctx: Any, means: Tensor, log_variances: Tensor, posterior: Posterior, seed: int) -> tuple[Tensor, ...]:
+        weights = draw_(posterior._lend(), means, log_variances, seed)
+        # Kept on ctx, not by save_for_backward: accumulated micro-batches go back through one draw several times.
+        ctx.posterior, ctx.means, ctx.weights = posterior, means, weights
+        ctx.versions = (means._version, weights._version)
+        ctx.set_materialize_grads(False)
+        return tuple(posterior.segments.views(weights))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
+        means, weights = ctx.means, ctx.weights
+        if ctx.versions != (means._version, weights._version):
+            raise RuntimeError("backward after the means changed or another draw was made: call backward() first.")
+        to_means = ctx.posterior.segments.gather(grads, torch.empty_like(means))
+        to_log_variances = torch.sub(weights, means).mul_(to_means).mul_(0.5)
+        ctx.posterior._give_back(weights)
+        return to_means, to_log_variances, None, None
+
+
+class Posterior(Flattened):
+    """A Gaussian over the chosen parameters of `module`; what is not chosen stays in the module, trainable as usual.
+
+    Args:
+        module: any nn.Module; its chosen parameters are moved into `means`.
+        where: which parameters are random: "all", "no_conv", "linear", "none", or a function(module, name) -> bool.
+            Frozen parameters never are.
+        init_log_variance: initial log-variance of every random weight.
+    """
+
+    log_variances: nn.Parameter
+
+    def __init__(self, module: nn.Module, where: Where = "all", init_log_variance: float = -10.0) -> None:
+        super().__init__(module, where)
+        self.log_variances = nn.Parameter(torch.full_like(self.means, init_log_variance))
+        self._spares: list[Tensor] = []
+        self._sampling = False
+
+    # ------------------------------------------------------------------------------------------------- forward, draws
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module at its means, or within `sampled` at the draw."""
+        if self._sampling or not (torch.is_grad_enabled() and self.means.requires_grad and len(self.segments)):
+            return self.module(*args, **kwargs)
+        self.segments.show(self.segments.views(self.means))  # with a gradient to the means
+        try:
+            return self.module(*args, **kwargs)
+        finally:
+            self.rest()
+
+    @contextmanager
+    def sampled(self, generator: torch.Generator | None = None, *, flipout: bool = False) -> Iterator[Self]:
+        """One draw of the weights for the block; the means are back after it.
+
+        `backward` works inside or after the block, until the next draw. The noise depends on the generator's state
+        alone, not on the number of threads. With `flipout`, each image sees the draw under signs of its own.
+        """
+        if self._sampling:
+            raise RuntimeError("already inside `sampled`: leave that block before making another draw.")
+        device = generator.device if generator is not None else torch.device("cpu")
+        seed = int(torch.randint(2**62, (), generator=generator, device=device))
+        weights: Tensor | None = None
+        if torch.is_grad_enabled() and (self.means.requires_grad or self.log_variances.requires_grad):
+            shown = list(_Draw.apply(self.means, self.log_variances, self, seed))  # type: ignore[no-untyped-call]
+        else:
+            weights = draw_(self._lend(), self.means.detach(), self.log_variances.detach(), seed)
+            shown = self.segments.views(weights)
+        self.segments.show(shown)
+        self._sampling = True
+        try:
+            with flipout_.flipped(self._mean_weights(), seed, self.means.device) if flipout else nullcontext():
+                yield self
+        finally:
+            self._sampling = False
+            self.rest()
+            if weights is not None:
+                self._give_back(weights)
+
+    @torch.no_grad()
+    def predict(self, x: Tensor, draws: int, generator: torch.Generator | None = None) -> Prediction:
+        """Mean and standard deviation of the output over draws; each draw passes all of `x`. Memory is flat in draws."""
+        if draws < 1:
+            raise ValueError(f"draws={draws}: at least one is needed.")
+        mean = square = torch.zeros(())
+        for k in range(1, draws + 1):
+            with self.sampled(generator=generator):
+                output = self(x)
+            delta = output - mean  # Welford's update
+            mean = mean + delta / k
+            square = square + delta * (output - mean)
+        return Prediction(mean, (square / max(draws - 1, 1)).clamp_(min=0).sqrt_())
+
+    def kl(self, prior: Prior) -> Tensor:
+        """KL[q || prior], summed over the random weights; a differentiable float32 scalar (float64 for float64)."""
+        return prior.kl(self.means, self.log_variances)
+
+    # ------------------------------------------------------------------------------------------------ what is learned
+
+    @property
+    def sigma(self) -> Tensor:
+        """The standard deviations, flat."""
+        return (self.log_variances.detach() * 0.5).exp_()
+
+    @torch.no_grad()
+    def snr(self) -> dict[str, Tensor]:
+        """Signal-to-noise ratio |mean| / sigma of every random weight, by parameter name."""
+        return self.segments.named(self.means.detach().abs() / self.sigma)
+
+    def unwrapped(self) -> nn.Module:
+        """A copy of the module as it would be had it never been wrapped: random weights at their means."""
+        twin = copy.deepcopy(self)
+        parameters = [nn.Parameter(view.clone()) for view in twin.segments.views(twin.means.detach())]
+        for owner, attribute, index in twin.segments.slots:
+            delattr(owner, attribute)
+            owner.register_parameter(attribute, parameters[index])
+        return twin.module
+
+    def part(self, name: str) -> Posterior:
+        """A posterior over one submodule: a copy of its module, means and log-variances."""
+        whole = self.unwrapped()
+        paths = {module: path for path, module in self.module.named_modules()}
+        random = {f"{paths[owner]}.{attribute}": index for owner, attribute, index in self.segments.slots}
+        paths = {module: path for path, module in whole.named_modules()}
+        part = Posterior(whole.get_submodule(name), where=lambda m, attribute: f"{paths[m]}.{attribute}" in random)
+        with torch.no_grad():
+            for segment in part.segments:
+                source = self.segments[random[f"{name}.{segment.name}"]]
+                part.log_variances[segment.offset : segment.stop] = self.log_variances[source.offset : source.stop]
+        return part
+
+    # -------------------------------------------------------------------------------------------------- save and load
+
+    def flats(self) -> dict[str, Tensor]:
+        return super().flats() | {"log_variance": self.log_variances.detach()}
+
+    def save(self, path: str | Path) -> None:
+        """Writes the posterior as safetensors."""
+        save_file({k: v.contiguous() for k, v in self.tensors().items()}, str(path), metadata={"format": FORMAT})
+
+    def load(self, path: str | Path) -> Self:
+        """Reads what `save` wrote, into a posterior over the same kind of module."""
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                if (file.metadata() or {}).get("format") != FORMAT:
+                    raise BadInput(f"{path} is not a saved posterior; give a file that Posterior.save wrote.")
+                self.load_tensors({name: file.get_tensor(name) for name in file.keys()}, str(path))  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise BadInput(f"cannot read {path} ({error}); give a file that Posterior.save wrote.") from error
+        return self
+
+    # ------------------------------------------------------------------------------------------------------- plumbing
+
+    def _mean_weights(self) -> dict[nn.Module, Tensor]:
+        views = self.segments.views(self.means)
+        return {owner: views[index] for owner, name, index in self.segments.slots if name == "weight"}
+
+    def _lend(self) -> Tensor:
+        """A buffer for a draw: one that an earlier draw no longer needs, or a new one."""
+        return self._spares.pop() if self._spares else torch.empty_like(self.means.detach())
+
+    def _give_back(self, weights: Tensor) -> None:
+        if not any(spare is weights for spare in self._spares):
+            self._spares.append(weights)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        self._spares.clear()  # they are of the old device and dtype
+        return super()._apply(fn, recurse)
+
+    def extra_repr(self) -> str:
+        return f"{self.segments.numel:,} random weights in {len(self.segments)} parameters"

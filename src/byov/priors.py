@@ -1,0 +1,126 @@
+"""Priors over the random weights, each with its closed-form KL[q || prior], in the posterior's flat coordinates.
+
+A prior is anything with `kl(means, log_variances) -> scalar`; a user's own may use plain autograd. The Gaussian ones here
+know their gradient by formula: with means m and variances v against m0 and v0,
+    KL = sum of ((v + (m - m0)^2) / v0 - 1 - log v + log v0) / 2,   dKL/dm = (m - m0) / v0,   dKL/dlog v = (v / v0 - 1) / 2.
+`add_kl` puts that gradient straight onto the posterior's gradients, in one pass over memory where autograd makes a dozen.
+No gradient flows into a prior.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from byov.posterior import Posterior, Prior
+from byov.randomness import CHUNK, in_chunks
+
+
+def add_kl(posterior: Posterior, prior: Prior, scale: float) -> Tensor:
+    """Adds the gradient of scale * KL[q || prior] to the posterior's gradients; returns the KL. What a training step calls."""
+    if not isinstance(prior, Gaussian):
+        kl = posterior.kl(prior)
+        (scale * kl).backward()  # type: ignore[no-untyped-call]
+        return kl.detach()
+    gradients = []
+    for parameter in (posterior.means, posterior.log_variances):
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        gradients.append(parameter.grad)
+    return prior.evaluate(posterior.means, posterior.log_variances, (gradients[0], gradients[1]), scale)
+
+
+class Gaussian:
+    """N(mean, diag(variance)); each a number or a flat tensor, read afresh at every call. `floor` is the least variance."""
+
+    def __init__(self, mean: Tensor | float = 0.0, variance: Tensor | float = 1.0, floor: float = 0.0) -> None:
+        if isinstance(variance, float | int) and not variance > 0:
+            raise ValueError(f"the prior's variance must be positive, not {variance}.")
+        self.mean = mean.detach() if isinstance(mean, Tensor) else mean
+        self.variance = variance.detach() if isinstance(variance, Tensor) else variance
+        self.floor = floor
+
+    def kl(self, means: Tensor, log_variances: Tensor) -> Tensor:
+        """KL[q || this], summed over the weights in float32 (float64 for float64); differentiable in both arguments."""
+        for value in (self.mean, self.variance):
+            if isinstance(value, Tensor) and value.shape != means.shape:
+                raise ValueError(f"the prior is over {tuple(value.shape)} weights, the posterior over {tuple(means.shape)}.")
+        return _GaussianKL.apply(means, log_variances, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    @torch.no_grad()
+    def evaluate(
+        self, means: Tensor, log_variances: Tensor, gradients: tuple[Tensor, Tensor] | None = None, scale: float = 1.0
+    ) -> Tensor:
+        """The KL; adds scale * its gradient to `gradients`, in place. Chunk by chunk, so that it is one pass over memory."""
+        precise = torch.promote_types(means.dtype, torch.float32)
+        sums = torch.zeros(-(-means.numel() // CHUNK), dtype=torch.float64, device=means.device)
+
+        def chunk(index: int, start: int, stop: int) -> None:
+            log_v = log_variances[start:stop].to(precise)
+            mean0, v0, log_v0 = self._slice(start, stop, precise)
+            away = means[start:stop].to(precise) - mean0
+            pull = away / v0
+            ratio = log_v.exp().div_(v0)
+            # In this order the sum is exactly 0 at q = p, term by term.
+            sums[index] = ((ratio - 1) - (log_v - log_v0) + away * pull).sum(dtype=torch.float64).mul_(0.5)
+            if gradients is not None:
+                gradients[0][start:stop].add_(pull, alpha=scale)
+                gradients[1][start:stop].add_(ratio.sub_(1), alpha=0.5 * scale)
+
+        in_chunks(means.numel(), chunk)
+        return sums.sum().to(precise)
+
+    def _slice(self, start: int, stop: int, dtype: torch.dtype) -> tuple[Tensor | float, Tensor | float, Tensor | float]:
+        """Mean, variance and log-variance of a slice of the weights."""
+        mean = self.mean[start:stop].to(dtype) if isinstance(self.mean, Tensor) else self.mean
+        if isinstance(self.variance, Tensor):
+            variance = self.variance[start:stop].to(dtype).clamp(min=self.floor)
+            return mean, variance, variance.log()
+        return mean, max(self.variance, self.floor), math.log(max(self.variance, self.floor))
+
+
+class _GaussianKL(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, means: Tensor, log_variances: Tensor, prior: Gaussian) -> Tensor:
+        ctx.prior = prior
+        # The prior's tensors are saved only so that autograd complains if they change before backward.
+        ctx.save_for_backward(means, log_variances, *(t for t in (prior.mean, prior.variance) if isinstance(t, Tensor)))
+        return prior.evaluate(means, log_variances)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        means, log_variances, *_ = ctx.saved_tensors
+        gradients = torch.zeros_like(means), torch.zeros_like(log_variances)
+        ctx.prior.evaluate(means, log_variances, gradients)
+        return gradients[0].mul_(grad), gradients[1].mul_(grad), None
+
+
+class Standard(Gaussian):
+    """N(0, I), the prior of Blundell et al. (2015)."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0, 1.0)
+
+
+class TeacherMean(Gaussian):
+    """N(teacher, I): around the moving average of the student's means."""
+
+    def __init__(self, teacher: Tensor) -> None:
+        super().__init__(teacher, 1.0)
+
+
+class TeacherMoments(Gaussian):
+    """N(teacher, diag(v)), v the running variance of the student's means (`training.teacher` keeps both)."""
+
+    def __init__(self, teacher: Tensor, variance: Tensor, floor: float = math.exp(-10.0)) -> None:
+        super().__init__(teacher, variance, floor)
+
+
+class Pretrained(Gaussian):
+    """N(w0, std^2 I) around given weights."""
+
+    def __init__(self, weights: Tensor, std: float) -> None:
+        super().__init__(weights.detach().clone(), std**2)

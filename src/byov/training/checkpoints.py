@@ -1,0 +1,59 @@
+"""Checkpoints: one safetensors file with its state as JSON in the header, written whole or not at all, never pickle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from byov.errors import BadInput
+from byov.files import write_atomically
+
+FORMAT = "byov-checkpoint-1"
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    """Writes a checkpoint, atomically."""
+    cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    metadata = {"format": FORMAT, "state": json.dumps(dict(state))}
+    write_atomically(path, lambda temporary: save_file(cpu, str(temporary), metadata=metadata))
+
+
+def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Reads a checkpoint; anything else is bad input."""
+    if not path.is_file():
+        raise BadInput(f"there is no checkpoint {path}: train first, or check the path.")
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise BadInput(f"{path} is not a byov checkpoint: give a run that `byov train` wrote.")
+            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(metadata["state"])  # noqa: SIM118
+    except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
+        raise BadInput(f"the checkpoint {path} is damaged ({error}): restore it from a copy, or train again.") from error
+
+
+def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors below a prefix, without it."""
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state, by the place of the parameter in its groups."""
+    state = optimizer.state_dict()["state"]
+    return {f"{index}.{key}": value for index, entry in state.items() for key, value in entry.items()}
+
+
+def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    state = optimizer.state_dict()
+    entries: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        index, key = name.split(".", 1)
+        entries.setdefault(int(index), {})[key] = tensor
+    optimizer.load_state_dict({**state, "state": entries})

@@ -1,0 +1,145 @@
+"""What a method trains: the networks it needs, and its loss on a batch. One class for BYOV and BYOL, one for labels.
+
+Both have the same face: `posterior`, `teacher` (or None), `prior` (or None where nothing is random), `loss(batch, key)`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from byov import priors
+from byov.backbones import build_encoder
+from byov.config import SUPERVISED, Config
+from byov.data.views import two_views, view
+from byov.errors import BadInput
+from byov.objectives import byol, supervised
+from byov.posterior import Posterior, Prior
+from byov.randomness import fold, generator
+from byov.training.networks import Classifier, Student
+from byov.training.teacher import Teacher
+
+# The first part of every key says what the numbers are for, so that no two uses share them.
+INIT, ORDER, VIEWS, NOISE, DROPOUT = range(5)
+
+
+class Batch(NamedTuple):
+    images: Tensor  # uint8 (B, C, H, W)
+    ids: Tensor  # which images of the training set they are: the key of their views
+    labels: Tensor | None
+    epoch: int
+
+
+class Loss(NamedTuple):
+    nll: Tensor
+    features: Tensor  # of the first view, for the monitors
+    projection: Tensor | None
+
+
+class Learner(Protocol):
+    posterior: Posterior
+    teacher: Teacher | None
+    prior: Prior | None
+
+    def loss(self, batch: Batch, key: tuple[int, ...]) -> Loss:
+        """The loss without the KL, at the draw that `key` names."""
+        ...
+
+
+class SelfSupervised:
+    """BYOV; and BYOL, which is the same with nothing random."""
+
+    def __init__(self, config: Config, student: Student, image_size: int) -> None:
+        assert config.posterior.where is not None, "resolve the config first"
+        self.config = config
+        self.image_size = image_size
+        where, prior = config.posterior.where, config.posterior.prior
+        self.teacher = Teacher(student, where, moments=prior == "teacher_moments")
+        self.posterior = Posterior(student, where, config.posterior.init_log_variance)
+        self.prior = build_prior(config, self.posterior, self.teacher)
+
+    def loss(self, batch: Batch, key: tuple[int, ...]) -> Loss:
+        seed = fold(VIEWS, self.config.seed)
+        views = two_views(batch.images, batch.ids, self.config.views, self.image_size, seed, batch.epoch)
+        views = tuple(v.to(self.posterior.means.dtype) for v in views)
+        targets = [self.teacher(v) for v in views]
+        if self.config.posterior.draw == "view":
+            outputs = []
+            for i, v in enumerate(views):
+                with self.posterior.sampled(generator(*key, i)):
+                    outputs.append(self.posterior(v))
+        else:
+            with self.posterior.sampled(generator(*key), flipout=self.config.posterior.draw == "flipout"):
+                outputs = [self.posterior(v) for v in views]
+        nll = byol.loss(outputs[0].prediction, outputs[1].prediction, targets[0], targets[1])
+        return Loss(nll, outputs[0].features.detach(), outputs[0].projection.detach())
+
+
+class Supervised:
+    """Supervised Bayes by Backprop, and plain supervised training: the first view and a classifier."""
+
+    teacher = None
+
+    def __init__(self, config: Config, classifier: Classifier, image_size: int) -> None:
+        assert config.posterior.where is not None, "resolve the config first"
+        self.config = config
+        self.image_size = image_size
+        self.posterior = Posterior(classifier, config.posterior.where, config.posterior.init_log_variance)
+        self.prior = build_prior(config, self.posterior, None)
+
+    def loss(self, batch: Batch, key: tuple[int, ...]) -> Loss:
+        assert batch.labels is not None
+        seed = fold(VIEWS, self.config.seed)
+        images = view(batch.images, batch.ids, self.config.views.first, self.image_size, seed, batch.epoch, 0)
+        with self.posterior.sampled(generator(*key), flipout=self.config.posterior.draw == "flipout"):
+            features, logits = self.posterior(images.to(self.posterior.means.dtype))
+        return Loss(supervised.loss(logits, batch.labels), features.detach(), None)
+
+
+def build_prior(config: Config, posterior: Posterior, teacher: Teacher | None) -> Prior | None:
+    """The prior by name; None where nothing is random."""
+    settings = config.posterior
+    if not posterior.segments.numel:
+        return None
+    if settings.prior == "standard":
+        return priors.Standard()
+    if settings.prior == "pretrained":
+        return priors.Pretrained(posterior.means, settings.prior_std)  # --init sets the means before this is read
+    if teacher is None:
+        raise BadInput(f"the prior {settings.prior!r} needs a teacher, which {config.method} has not: use standard.")
+    if settings.prior == "teacher_mean":
+        return priors.TeacherMean(teacher.means)
+    assert teacher.variance is not None
+    floor = settings.variance_floor if settings.variance_floor is not None else math.exp(settings.init_log_variance)
+    return priors.TeacherMoments(teacher.means, teacher.variance, floor)
+
+
+def build_learner(
+    config: Config,
+    image_shape: tuple[int, int, int],
+    classes: int | None,
+    device: torch.device | str = "cpu",
+    initialise: Callable[[Student | Classifier], None] = lambda network: None,
+) -> SelfSupervised | Supervised:
+    """The learner of a resolved config, initialised from its seed, then by `initialise` (weights given with --init)."""
+    dtype = torch.float64 if config.precision == "64-true" else torch.float32
+    state = torch.random.get_rng_state()
+    torch.manual_seed(fold(INIT, config.seed))
+    try:
+        encoder = build_encoder(config.model, image_shape)
+        if config.method in SUPERVISED:
+            if classes is None:
+                raise BadInput(f"{config.method} needs labels, but {config.data} has none: use byov or byol.")
+            network: Student | Classifier = Classifier(encoder, classes)
+        else:
+            network = Student(encoder, config.model)
+    finally:
+        torch.random.set_rng_state(state)
+    initialise(network)
+    network.to(device, dtype)  # before the wrapping: the priors alias the flat tensors
+    kind = Supervised if config.method in SUPERVISED else SelfSupervised
+    return kind(config, network, image_shape[-1])  # type: ignore[arg-type]

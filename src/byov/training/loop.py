@@ -1,0 +1,275 @@
+"""The loop: epochs of steps, with monitors, checkpoints and a clean way out.
+
+Everything random is keyed by (seed, epoch, step, image), so the loop's whole position is one number, the step. A
+checkpoint holds it with the tensors; a resumed run is bit-equal to one never stopped.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from byov.config import Config, to_dict
+from byov.data.images import ImageSet
+from byov.errors import TrainingFailed
+from byov.files import write_json
+from byov.metrics.knn import knn_accuracy
+from byov.randomness import fold, permutation
+from byov.training import checkpoints
+from byov.training.journal import Journal
+from byov.training.learners import ORDER, Batch, SelfSupervised, Supervised
+from byov.training.monitors import (
+    FirstBadOutput,
+    collapse_warning,
+    effective_rank,
+    feature_std,
+    first_bad_parameter,
+    layer_statistics,
+    peak_memory_mib,
+)
+from byov.training.optimizers import build_optimizer
+from byov.training.step import Processes, StepReport, noise_key, training_step
+
+KNN_BANK, KNN_QUERIES = 2000, 1000
+
+
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM; the state is saved."""
+
+
+@contextmanager
+def _signals_noted() -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM are noted instead of obeyed, so that a step is never cut in two. A second Ctrl-C is obeyed."""
+    seen: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if seen and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        seen.append(number)
+
+    try:
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: whoever owns that thread handles signals
+        before = {}
+    try:
+        yield seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@dataclass
+class Trainer:
+    """A run in progress."""
+
+    config: Config
+    folder: Path
+    learner: SelfSupervised | Supervised
+    data: ImageSet
+    processes: Processes = Processes()
+    autocast: Callable[[], Any] | None = None
+    say: Callable[[str], None] = print
+    on_step: Callable[[int, dict[str, Any]], None] = lambda step, row: None
+    step: int = 0
+    optimizer: torch.optim.Optimizer = field(init=False)
+    warned: bool = False
+
+    def __post_init__(self) -> None:
+        self.optimizer = build_optimizer(self.learner.posterior, self.config.optim)
+        self.device = self.learner.posterior.means.device
+        self.seconds = 0.0  # of training so far, over all resumptions
+        self._saved_at = time.monotonic()
+
+    # ------------------------------------------------------------------------------------------------------- position
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self.data) // self.config.optim.batch_size  # an incomplete last batch is left out
+
+    @property
+    def total(self) -> int:
+        return self.config.optim.epochs * self.steps_per_epoch
+
+    def batches(self, step: int) -> list[Batch]:
+        """This process's micro-batches of a step."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        size = self.config.optim.batch_size
+        order = permutation(len(self.data), ORDER, self.config.seed, epoch)
+        ids = order[place * size : (place + 1) * size][self.processes.rank :: self.processes.count]
+        return [self._batch(part, epoch) for part in ids.chunk(self.config.optim.accumulate)]
+
+    def _batch(self, ids: Tensor, epoch: int) -> Batch:
+        labels = None if self.data.labels is None else self.data.labels[ids].to(self.device)
+        return Batch(self.data.images[ids].to(self.device), ids.to(self.device), labels, epoch)
+
+    # ------------------------------------------------------------------------------------------------------- training
+
+    def run(self) -> dict[str, Any]:
+        """Trains to the end; returns and writes the summary. Raises Interrupted after saving, TrainingFailed on a NaN."""
+        main = self.processes.rank == 0
+        journal = Journal(self.folder, self.step, self.config.monitor.tensorboard) if main else None
+        started, mark, marked_step = time.monotonic(), time.monotonic(), self.step
+        self.learner.posterior.train()
+        if journal is not None and self.step == 0:
+            journal.layers(layer_statistics(self.learner.posterior), 0, 0)
+        try:
+            with _signals_noted() as signals:
+                while self.step < self.total:
+                    report = self._advance()
+                    row: dict[str, Any] = {"step": self.step, "epoch": self.step / self.steps_per_epoch}
+                    ended = self.step % self.steps_per_epoch == 0
+                    if journal is not None and (self.step % self.config.monitor.log_every == 0 or ended):
+                        now = time.monotonic()
+                        rate = (self.step - marked_step) * self.config.optim.batch_size / (now - mark)
+                        row |= self._monitor(report) | {"images_per_second": rate}
+                        row["knn"] = self._knn() if ended else None
+                        journal.metrics(row)
+                        mark, marked_step = time.monotonic(), self.step
+                    if journal is not None and ended:
+                        journal.layers(layer_statistics(self.learner.posterior), self.step // self.steps_per_epoch, self.step)
+                    self.on_step(self.step, row)
+                    self.seconds += time.monotonic() - started
+                    started = time.monotonic()
+                    if signals or self.step == self.total or self._due():
+                        self.save()
+                    if signals and self.step < self.total:
+                        raise Interrupted(signal.Signals(signals[0]).name)
+        finally:
+            if journal is not None:
+                journal.close()
+        return self._summarise()
+
+    def _advance(self) -> StepReport:
+        batches = self.batches(self.step)
+        autocast = self.autocast() if self.autocast is not None else None
+        args = (self.learner, self.optimizer, batches, self.config, self.step, self.total, self.processes, autocast)
+        report = training_step(*args)
+        if report is None:
+            raise TrainingFailed(self._diagnose(batches))
+        self.step += 1
+        return report
+
+    def _monitor(self, report: StepReport) -> dict[str, Any]:
+        """A row of metrics."""
+        last, teacher = report.last, self.learner.teacher
+        projection_std = None if last.projection is None else feature_std(last.projection)
+        warning = None if projection_std is None else collapse_warning(projection_std, self.step)
+        if warning and not self.warned:
+            self.say(f"warning: {warning}")
+            self.warned = True
+        values = {key: value for key, value in report._asdict().items() if key != "last"}
+        moved = None
+        if teacher is not None and report.tau is not None:
+            moved = (1 - report.tau) * teacher.distance(self.learner.posterior)
+        return values | {
+            "feature_std": feature_std(last.features),
+            "effective_rank": effective_rank(last.features),
+            "projection_std": projection_std,
+            "teacher_moved": moved,
+            "memory_mib": peak_memory_mib(self.device),
+        }
+
+    def _knn(self) -> float | None:
+        """Accuracy of a kNN on features at the means: a fixed part of the training images asks the rest."""
+        epoch, every = self.step // self.steps_per_epoch, self.config.monitor.knn_every
+        if self.data.labels is None or not every or (epoch % every and self.step < self.total):
+            return None
+        chosen = permutation(len(self.data), ORDER)[: KNN_BANK + KNN_QUERIES]
+        queries = min(KNN_QUERIES, len(chosen) // 3)
+        encoder = self.learner.posterior.module.encoder
+        encoder.eval()
+        with torch.no_grad():
+            parts = [encoder(self.data.images[ids].to(self.device)).float().cpu() for ids in chosen.split(500)]
+        encoder.train()
+        features, labels = torch.cat(parts), self.data.labels[chosen].cpu()
+        return knn_accuracy(features[queries:], labels[queries:], features[:queries], labels[:queries])
+
+    def _diagnose(self, batches: list[Batch]) -> str:
+        """One sentence that names step, loss and layer of a NaN: the same draw and batch once more, with eyes open."""
+        with FirstBadOutput(self.learner.posterior.module) as watch, torch.no_grad():
+            loss = self.learner.loss(batches[-1], noise_key(self.config, self.step, self.processes.rank))
+        layer = watch.name or first_bad_parameter(self.learner.posterior) or "the loss itself"
+        last = self.folder / "checkpoints" / "last.safetensors"
+        kept = f"the last good state is kept in {last}" if last.exists() else "no checkpoint had been written yet"
+        return (
+            f"step {self.step}: the loss is {float(loss.nll):g} and the first value that is not finite is in {layer}; "
+            f"{kept}. Lower optim.lr or optim.log_variance_lr, or set optim.clip."
+        )
+
+    # ----------------------------------------------------------------------------------------------- saving, resuming
+
+    def _due(self) -> bool:
+        every = self.config.monitor.checkpoint_steps
+        if every is not None:
+            return self.step % every == 0
+        return time.monotonic() - self._saved_at > self.config.monitor.checkpoint_seconds
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor of the run's state."""
+        learner = self.learner
+        state = {f"student.{k}": v for k, v in learner.posterior.tensors().items()}
+        if learner.teacher is not None:
+            state |= {f"teacher.{k}": v for k, v in learner.teacher.tensors().items()}
+        if self.config.posterior.prior == "pretrained" and learner.prior is not None:
+            state["prior.mean"] = learner.prior.mean  # type: ignore[attr-defined]
+        return state | {f"optimizer.{k}": v for k, v in checkpoints.optimizer_tensors(self.optimizer).items()}
+
+    def save(self) -> None:
+        """Writes checkpoints/last.safetensors."""
+        if self.processes.rank == 0:
+            state = {
+                "step": self.step,
+                "total": self.total,
+                "seconds": self.seconds,
+                "image_shape": list(self.data.images.shape[1:]),
+                "classes": classes_of(self.data),
+                "config": to_dict(self.config),
+            }
+            checkpoints.save(self.folder / "checkpoints" / "last.safetensors", self.tensors(), state)
+        self._saved_at = time.monotonic()
+
+    def restore(self) -> None:
+        """Goes back to checkpoints/last.safetensors."""
+        path = self.folder / "checkpoints" / "last.safetensors"
+        tensors, state = checkpoints.load(path)
+        self.learner.posterior.load_tensors(checkpoints.part(tensors, "student."), str(path))
+        if self.learner.teacher is not None:
+            self.learner.teacher.load_tensors(checkpoints.part(tensors, "teacher."), str(path))
+        if "prior.mean" in tensors:
+            self.learner.prior.mean.copy_(tensors["prior.mean"])  # type: ignore[union-attr]
+        checkpoints.load_optimizer_tensors(self.optimizer, checkpoints.part(tensors, "optimizer."))
+        self.step, self.seconds = state["step"], state["seconds"]
+
+    def _summarise(self) -> dict[str, Any]:
+        sigma = self.learner.posterior.sigma
+        summary = {
+            "steps": self.step,
+            "epochs": self.config.optim.epochs,
+            "seconds": self.seconds,
+            "images_per_second": self.step * self.config.optim.batch_size / max(self.seconds, 1e-9),
+            "peak_memory_mib": peak_memory_mib(self.device),
+            "random_weights": sigma.numel(),
+            "median_sigma": float(sigma.median()) if sigma.numel() else None,
+        }
+        if self.processes.rank == 0:
+            write_json(self.folder / "summary.json", summary)
+        return summary
+
+
+def classes_of(data: ImageSet) -> int | None:
+    """Number of classes, where there are labels."""
+    return None if data.labels is None else int(data.labels.max()) + 1
+
+
+def subset(data: ImageSet, count: int) -> ImageSet:
+    """A fixed random subset: the same for every seed."""
+    return data if count >= len(data) else data.subset(permutation(len(data), fold(ORDER, 10))[:count].sort().values)

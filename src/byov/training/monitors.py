@@ -1,0 +1,109 @@
+"""Label-free monitors: is the representation alive, does the teacher move, where is the posterior uncertain?"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from byov.posterior import Posterior
+
+COLLAPSED_STD = 0.05
+
+
+@torch.no_grad()
+def feature_std(features: Tensor) -> float:
+    """Spread of the directions: 1 where unit features are isotropic, 0 where all images have the same (SimSiam's check)."""
+    unit = F.normalize(features.float(), dim=1)
+    return float(unit.std(dim=0, correction=0).mean() * unit.shape[1] ** 0.5)
+
+
+@torch.no_grad()
+def effective_rank(features: Tensor) -> float:
+    """exp(entropy) of the spectrum of the centred features: how many directions they really use."""
+    centred = features.double() - features.double().mean(dim=0)
+    spectrum = torch.linalg.svdvals(centred)
+    if spectrum.sum() == 0:
+        return 0.0
+    p = spectrum / spectrum.sum()
+    return float(torch.exp(-torch.special.xlogy(p, p).sum()))
+
+
+def collapse_warning(projection_std: float, step: int) -> str | None:
+    """A plain sentence if all images are projected onto nearly the same direction."""
+    if projection_std >= COLLAPSED_STD:
+        return None
+    return (
+        f"the representation is collapsing at step {step}: all images have nearly the same projection (std "
+        f"{projection_std:.3f}, 1 is healthy). Lower optim.lr, raise optim.tau, or set model.head_norm to batch."
+    )
+
+
+@torch.no_grad()
+def layer_statistics(posterior: Posterior) -> list[dict[str, Any]]:
+    """Sigma and SNR of every random parameter."""
+    rows = []
+    sigmas, ratios = posterior.segments.named(posterior.sigma), posterior.snr()
+    for segment in posterior.segments:
+        sigma, snr = sigmas[segment.name], ratios[segment.name]
+        rows.append(
+            {
+                "layer": segment.name,
+                "weights": sigma.numel(),
+                "sigma_mean": float(sigma.mean()),
+                "sigma_median": float(sigma.median()),
+                "sigma_max": float(sigma.max()),
+                "snr_mean": float(snr.mean()),
+                "snr_max": float(snr.max()),
+            }
+        )
+    return rows
+
+
+def peak_memory_mib(device: torch.device) -> float:
+    """The most memory this process has held, in MiB: of the GPU where there is one, else resident."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+
+
+@torch.no_grad()
+def first_bad_parameter(posterior: Posterior) -> str | None:
+    """The first parameter with a NaN or infinity in its values or gradient."""
+    flats = [posterior.means, posterior.log_variances, posterior.means.grad, posterior.log_variances.grad]
+    for segment in posterior.segments:
+        if any(f is not None and not f[segment.offset : segment.stop].isfinite().all() for f in flats):
+            return segment.name
+    for name, parameter in posterior.module.named_parameters():
+        if not all(t.isfinite().all() for t in (parameter, parameter.grad) if t is not None):
+            return name
+    return None
+
+
+class FirstBadOutput:
+    """While this lasts, remembers the first submodule whose output is not finite."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.name: str | None = None
+        self._handles = [
+            child.register_forward_hook(self._watch(name)) for name, child in module.named_modules() if name
+        ]
+
+    def _watch(self, name: str) -> Any:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            if self.name is None and isinstance(output, Tensor) and not output.isfinite().all():
+                self.name = name
+
+        return hook
+
+    def __enter__(self) -> FirstBadOutput:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()

@@ -1,0 +1,57 @@
+"""The networks that are trained: the student (encoder, projector, predictor) and the supervised classifier."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from byov.backbones import Encoder
+from byov.backbones.vit import initialise
+from byov.config import Model
+
+
+def head(inputs: int, hidden: int, outputs: int, layers: int, norm: str) -> nn.Sequential:
+    """BYOL's head: (Linear, norm, ReLU) for each hidden layer, then a Linear without bias."""
+    norms = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm, "none": lambda width: nn.Identity()}
+    parts: list[nn.Module] = []
+    for _ in range(layers - 1):
+        parts += [nn.Linear(inputs, hidden), norms[norm](hidden), nn.ReLU(inplace=True)]
+        inputs = hidden
+    return nn.Sequential(*parts, nn.Linear(inputs, outputs, bias=False)).apply(initialise)
+
+
+class Outputs(NamedTuple):
+    features: Tensor
+    projection: Tensor
+    prediction: Tensor
+
+
+class Student(nn.Module):
+    """Encoder, projector and predictor."""
+
+    def __init__(self, encoder: Encoder, config: Model) -> None:
+        super().__init__()
+        hidden, out, norm = config.head_hidden, config.head_output, config.head_norm
+        self.encoder = encoder
+        self.projector = head(encoder.features, hidden, out, config.projector_layers, norm)
+        self.predictor = head(out, hidden, out, config.predictor_layers, norm)
+
+    def forward(self, images: Tensor) -> Outputs:
+        features = self.encoder(images)
+        projection = self.projector(features)
+        return Outputs(features, projection, self.predictor(projection))
+
+
+class Classifier(nn.Module):
+    """Encoder and a linear layer."""
+
+    def __init__(self, encoder: Encoder, classes: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.classifier = nn.Linear(encoder.features, classes).apply(initialise)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Features and logits."""
+        features = self.encoder(images)
+        return features, self.classifier(features)

@@ -1,0 +1,92 @@
+"""One training step: draw, forward, backward, KL, optimizer, teacher. All of the method's arithmetic is here."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from byov import schedules
+from byov.config import Config
+from byov.priors import add_kl
+from byov.randomness import fold
+from byov.training.learners import DROPOUT, NOISE, Batch, Learner, Loss
+from byov.training.optimizers import clip_gradients, decay_means, set_learning_rates
+
+
+class Processes(NamedTuple):
+    """This process among all that train together, and how they average a tensor."""
+
+    rank: int = 0
+    count: int = 1
+
+    def average_(self, tensors: list[Tensor]) -> None:
+        if self.count > 1:
+            for tensor in tensors:
+                torch.distributed.all_reduce(tensor)
+                tensor.div_(self.count)
+
+
+class StepReport(NamedTuple):
+    loss: float
+    nll: float
+    kl: float | None
+    beta: float
+    tau: float | None
+    lr: float
+    log_variance_lr: float
+    grad_norm: float
+    last: Loss  # of the last micro-batch, for the monitors
+
+
+def noise_key(config: Config, step: int, rank: int) -> tuple[int, ...]:
+    """The key of a step's draw: fresh for every step, and for every process unless they share it."""
+    return (NOISE, config.seed, step, 0 if config.posterior.shared_noise else rank)
+
+
+def training_step(
+    learner: Learner,
+    optimizer: torch.optim.Optimizer,
+    micro_batches: list[Batch],
+    config: Config,
+    step: int,
+    total: int,
+    processes: Processes = Processes(),  # noqa: B008
+    autocast: AbstractContextManager[object] | None = None,
+) -> StepReport | None:
+    """Step `step` of `total`. Returns None, with nothing changed, where loss or gradient is not finite."""
+    progress = step / total
+    posterior = learner.posterior
+    lr, log_variance_lr = set_learning_rates(optimizer, config.optim, progress)
+    beta = schedules.beta(progress, config.posterior.beta_start, config.posterior.beta_end)
+    # A network with dropout takes its numbers from torch's own generator: keyed by the step, so that it carries no state.
+    torch.manual_seed(fold(DROPOUT, config.seed, step, processes.rank))
+
+    optimizer.zero_grad(set_to_none=True)
+    nll = torch.zeros((), device=posterior.means.device, dtype=posterior.means.dtype)
+    for batch in micro_batches:
+        with autocast or nullcontext():
+            loss = learner.loss(batch, noise_key(config, step, processes.rank))
+        (loss.nll / len(micro_batches)).backward()  # type: ignore[no-untyped-call]
+        nll += loss.nll.detach() / len(micro_batches)
+    gradients = [p.grad for p in posterior.parameters() if p.grad is not None]
+    processes.average_([nll, *gradients])
+
+    kl: float | None = None
+    if learner.prior is not None:
+        scale = beta * config.posterior.temperature / (config.images or 1)
+        kl = float(add_kl(posterior, learner.prior, scale))
+    grad_norm = clip_gradients(posterior, config.optim.clip)
+    total_loss = float(nll) + (scale * kl if kl is not None else 0.0)
+    if not torch.isfinite(torch.tensor([total_loss, grad_norm])).all():
+        return None
+
+    optimizer.step()
+    decay_means(posterior, lr * (config.optim.weight_decay or 0.0))
+    tau = None
+    if learner.teacher is not None:
+        tau = schedules.tau(progress, config.optim.tau)
+        learner.teacher.update(posterior, tau)
+    return StepReport(total_loss, float(nll), kl, beta, tau, lr, log_variance_lr, grad_norm, loss)

@@ -1,0 +1,133 @@
+"""Calibration metrics against torchmetrics and scikit-learn, by hand, and what must hold for any input."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import brier_score_loss, log_loss
+
+from byov._torchvision import import_torchvision
+from byov.metrics import brier, brier_decomposition, ece, nll, reliability_bins
+
+with contextlib.suppress(ImportError):
+    import_torchvision()  # torchmetrics imports torchvision wherever it is installed
+from torchmetrics.functional.classification import multiclass_calibration_error
+
+
+def predictions(seed: int, images: int = 500, classes: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+    """Unbalanced classes: class 0 takes about half of the images."""
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, classes, (images,), generator=g) * torch.randint(0, 2, (images,), generator=g)
+    logits = 2 * torch.randn(images, classes, generator=g) + torch.eye(classes)[labels]
+    return logits.double().softmax(1), labels
+
+
+METRICS = {
+    "nll": nll,
+    "ece": ece,
+    "brier": brier,
+    "uncertainty": lambda p, y: brier_decomposition(p, y).uncertainty,
+    "resolution": lambda p, y: brier_decomposition(p, y).resolution,
+    "reliability": lambda p, y: brier_decomposition(p, y).reliability,
+    "within_group": lambda p, y: brier_decomposition(p, y).within_group,
+    "reliability_jensen": lambda p, y: brier_decomposition(p, y).reliability_jensen,
+}
+
+
+@pytest.mark.parametrize("bins", [1, 10, 15])
+def test_ece_equals_torchmetrics(bins: int) -> None:
+    p, y = predictions(0)
+    theirs = multiclass_calibration_error(p, y, num_classes=6, n_bins=bins, norm="l1")
+    assert ece(p, y, bins) == pytest.approx(float(theirs), abs=1e-6)
+
+
+def test_nll_and_brier_equal_sklearn() -> None:
+    p, y = predictions(1)
+    assert nll(p, y) == pytest.approx(log_loss(y, p.numpy(), labels=range(6)), rel=1e-12)
+    # scikit-learn's Brier for two classes is of one column: half of the sum over classes
+    binary = torch.stack([1 - p[:, 0], p[:, 0]], 1)
+    is_zero = (y == 0).long()
+    assert brier(binary, is_zero) == pytest.approx(2 * brier_score_loss(is_zero, p[:, 0].numpy()), rel=1e-12)
+
+
+def test_by_hand() -> None:
+    p = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]], dtype=torch.float64)
+    y = torch.tensor([0, 1, 1])
+    assert nll(p, y) == pytest.approx(-(math.log(0.9) + math.log(0.2) + math.log(0.7)) / 3)
+    assert brier(p, y) == pytest.approx(2 * (0.1**2 + 0.8**2 + 0.3**2) / 3)
+    # five bins of .2: .8 and .7 in (.6, .8] with one hit, .9 in (.8, 1] with a hit
+    assert ece(p, y, bins=5) == pytest.approx((2 * abs(0.75 - 0.5) + abs(0.9 - 1)) / 3)
+    assert [tuple(row) for row in reliability_bins(p, y, 5)][3] == pytest.approx((2, 0.75, 0.5))
+    parts = brier_decomposition(p, y)
+    # groups: images 0, 1 predicted 0 (mean outcome (.5, .5)), image 2 predicted 1 (mean outcome (0, 1))
+    assert parts.uncertainty == pytest.approx(1 - (1 / 9 + 4 / 9))
+    assert parts.resolution == pytest.approx(2 / 3 * 2 * (1 / 6) ** 2 + 1 / 3 * 2 * (1 / 3) ** 2)
+    assert parts.reliability == pytest.approx((2 * 0.4**2 + 2 * 0.3**2 + 2 * 0.3**2) / 3)
+    assert parts.reliability_jensen == pytest.approx(2 / 3 * 2 * 0.35**2 + 1 / 3 * 2 * 0.3**2)
+    assert parts.within_group == pytest.approx(2 * (2 * 0.4 * 0.5 - 2 * 0.3 * 0.5) / 3)
+
+
+def test_calibrated_by_construction() -> None:
+    p = torch.tensor([[0.75, 0.25]]).repeat(4, 1)
+    y = torch.tensor([0, 0, 0, 1])
+    assert ece(p, y) == pytest.approx(0, abs=1e-7)
+    assert brier_decomposition(p, y).reliability == pytest.approx(0, abs=1e-12)
+
+
+def test_certain_and_wrong_stays_finite() -> None:
+    p, y = torch.tensor([[1.0, 0.0]]), torch.tensor([1])
+    assert nll(p, y) == pytest.approx(-math.log(torch.finfo(torch.float32).tiny))
+    assert (ece(p, y), brier(p, y)) == (1, 2)
+
+
+def test_returns_python_floats_of_float32_input() -> None:
+    p, y = predictions(2)
+    assert all(type(metric(p.float(), y)) is float for metric in METRICS.values())
+    assert all(type(metric(p, y)) is float for metric in METRICS.values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**31), images=st.integers(1, 80), classes=st.integers(2, 9))
+def test_properties(seed: int, images: int, classes: int) -> None:
+    p, y = predictions(seed, images, classes)
+    parts = brier_decomposition(p, y)
+    identity = parts.uncertainty - parts.resolution + parts.reliability - parts.within_group
+    assert brier(p, y) == pytest.approx(identity, abs=1e-10)
+    assert 0 <= ece(p, y) <= 1 and 0 <= brier(p, y) <= 2 and nll(p, y) >= 0
+    assert -1e-12 <= parts.resolution <= parts.uncertainty + 1e-12 <= 1
+    assert 0 <= parts.reliability_jensen <= parts.reliability + 1e-12
+    table = reliability_bins(p, y)
+    assert sum(row.images for row in table) == images
+    for i, row in enumerate(table):
+        assert row.images == 0 or i / 15 - 1e-12 <= row.confidence <= (i + 1) / 15 + 1e-12
+    g = torch.Generator().manual_seed(seed)
+    order, names = torch.randperm(images, generator=g), torch.randperm(classes, generator=g)
+    for metric in METRICS.values():
+        value = pytest.approx(metric(p, y), abs=1e-10)
+        assert metric(p[order], y[order]) == value
+        assert metric(p[:, names], names.argsort()[y]) == value
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**31), images=st.integers(1, 40), classes=st.integers(2, 9))
+def test_perfect_predictions(seed: int, images: int, classes: int) -> None:
+    _, y = predictions(seed, images, classes)
+    p = torch.eye(classes)[y]
+    parts = brier_decomposition(p, y)
+    assert (nll(p, y), ece(p, y), brier(p, y)) == (0, 0, 0)
+    assert parts.resolution == pytest.approx(parts.uncertainty, abs=1e-12)
+    assert parts.reliability == parts.reliability_jensen == 0
+
+
+def test_bad_inputs_get_a_sentence() -> None:
+    logits, y = torch.tensor([[3.0, -2.0]]), torch.tensor([0])
+    for metric in METRICS.values():
+        with pytest.raises(ValueError, match="softmax"):
+            metric(logits, y)
+    with pytest.raises(ValueError, match="bins is 0"):
+        ece(torch.eye(2), torch.arange(2), bins=0)
