@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,10 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
-from byov.config import Config, flatten, read_config, read_recipe, to_dict
+from byov.arguments import parse
+from byov.config import Config, read_config, read_recipe
 from byov.errors import BadInput, TrainingFailed
+from byov.files import disk_space_checked
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -24,26 +27,26 @@ class Train:
     Without a RECIPE one is chosen from the images. Flags override the recipe.
     """
 
-    out: Annotated[Path, tyro.conf.arg(metavar="RUN")]
+    out: Annotated[Path, arg(metavar="RUN")]
     """Folder to write the run to; must not exist yet."""
-    recipe: Positional[str | None] = None
+    recipe: Annotated[str | None, Positional, arg(metavar="[RECIPE]")] = None
     """A recipe's name or the path of its YAML file."""
     resume: bool = False
     """Go on with the run in --out exactly where it stopped."""
-    extend: int | None = None
+    extend: Annotated[int | None, arg(metavar="EPOCHS")] = None
     """Lengthen the finished run in --out by this many epochs."""
-    init: str | None = None
+    init: Annotated[str | None, arg(metavar="WEIGHTS")] = None
     """Start from the weights of a run folder or a .safetensors file."""
-    config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
+    config: Annotated[Config, arg(name="")] = field(default_factory=Config)
 
 
 @dataclass(frozen=True)
 class Evaluate:
     """Measure a run with a linear probe; writes RUN/results/evaluation.json."""
 
-    run: Positional[Path]
+    run: Annotated[Path, Positional, arg(metavar="RUN")]
     """The run folder."""
-    data: str | None = None
+    data: Annotated[str | None, arg(metavar="SOURCE")] = None
     """Source with labels. Unset: the one the run was trained on."""
     teacher: bool = False
     """Evaluate the teacher's encoder instead of the student's."""
@@ -55,11 +58,11 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Report:
-    """Write one self-contained page about one or several runs."""
+    """Write one self-contained page about one or several runs, and print their table."""
 
-    runs: Positional[tuple[Path, ...]]
+    runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN [RUN ...]")]
     """The run folders."""
-    out: Path = Path("report.html")
+    out: Annotated[Path, arg(metavar="PAGE")] = Path("report.html")
     """The page to write."""
 
 
@@ -69,114 +72,66 @@ class Data:
 
     action: Positional[Literal["list", "get"]]
     """list: what there is. get: fetch NAME and check its digest."""
-    name: Positional[str | None] = None
+    name: Annotated[str | None, Positional, arg(metavar="[NAME]")] = None
     """The source to fetch."""
-
-
-COMMANDS = {"train": Train, "evaluate": Evaluate, "report": Report, "data": Data}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point of `byov`."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        sys.exit(_dispatch(arguments))
-    except BadInput as error:
-        _complain(error)
-        sys.exit(BAD_INPUT)
-    except TrainingFailed as error:
-        _complain(error)
-        sys.exit(FAILED)
+        code = _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()  # here, where a closed pipe can still be met
+    except (BadInput, TrainingFailed) as error:
+        print(f"byov: {error}", file=sys.stderr)
+        code = BAD_INPUT if isinstance(error, BadInput) else FAILED
+    except BrokenPipeError:  # the reader (`| head`) has gone: there is nobody left to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it closes stdout
+        code = FAILED
+    except OSError as error:
+        if error.filename is None:
+            raise
+        reason = (error.strerror or str(error)).lower()
+        print(f"byov: cannot use {error.filename}: {reason}; check the path and its permissions.", file=sys.stderr)
+        code = BAD_INPUT
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
-
-
-def _complain(error: Exception) -> None:
-    print(f"byov: {error}", file=sys.stderr)
+        code = INTERRUPTED
+    sys.exit(code)
 
 
 def _dispatch(arguments: list[str]) -> int:
-    command = arguments[0] if arguments else ""
-    known = {"train": _train, "evaluate": _evaluate, "report": _report, "data": _data}
-    if command in known:
-        return known[command](arguments[1:])
+    command = arguments[0] if arguments else "--help"
+    if command in COMMANDS:
+        return COMMANDS[command][1](arguments[1:])
     if command == "--version":
         from byov import __version__
 
         print(f"byov {__version__}")
-        return DONE
-    if command in ("", "-h", "--help"):
+    elif command in ("-h", "--help"):
         print(_overview())
-        return DONE
-    raise BadInput(f"there is no command {command!r}: use one of {', '.join(known)} (`byov --help`).")
+    else:
+        raise BadInput(f"there is no command {command!r}: use one of {', '.join(COMMANDS)} (`byov --help`).")
+    return DONE
 
 
 def _overview() -> str:
-    lines = ["usage: byov COMMAND ...", "", "Images without labels in, an encoder that knows what it does not know out.", ""]
-    for name, kind in COMMANDS.items():
+    lines = [
+        "usage: byov COMMAND ...",
+        "",
+        "Images without labels in, an encoder that knows what it does not know out.",
+        "",
+    ]
+    for name, (kind, _) in COMMANDS.items():
         lines.append(f"  {name:10}{(kind.__doc__ or '').splitlines()[0]}")
     return "\n".join([*lines, "", "`byov COMMAND --help` tells more."])
 
 
-def _parse(kind: Any, command: str, arguments: list[str], default: Any = tyro.MISSING) -> Any:
-    _check_flags(kind, default, arguments)
-    if default is tyro.MISSING:
-        return tyro.cli(kind, prog=f"byov {command}", args=arguments)
-    return tyro.cli(kind, prog=f"byov {command}", args=arguments, default=default)
-
-
-def _check_flags(kind: Any, default: Any, arguments: list[str]) -> None:
-    """An unknown flag gets one sentence with its near ones; tyro would draw a box."""
-    import dataclasses
-    import difflib
-
-    known = [f.name for f in dataclasses.fields(kind) if f.name != "config"] + ["help", "h"]
-    if kind is Train:
-        known += list(flatten(to_dict(Config())))
-    for argument in arguments:
-        name = argument.lstrip("-").split("=")[0].replace("-", "_")
-        if not argument.startswith("--") or name in known or name.replace("no_", "", 1) in known:
-            continue
-        tail = name.rsplit(".", 1)[-1]
-        near = difflib.get_close_matches(name, known, n=3) or [k for k in known if k.rsplit(".", 1)[-1] == tail]
-        hint = f"did you mean {' or '.join('--' + n.replace('_', '-') for n in near)}?" if near else "see --help."
-        raise BadInput(f"there is no option {argument.split('=')[0]}; {hint}")
-
-
-def _value_of(flag: str, arguments: list[str]) -> str | None:
-    """The value of a flag, before the real parsing: the recipe's defaults hang on it."""
-    for i, argument in enumerate(arguments):
-        if argument == flag and i + 1 < len(arguments):
-            return arguments[i + 1]
-        if argument.startswith(flag + "="):
-            return argument.split("=", 1)[1]
-    return None
-
-
-def _defaults(arguments: list[str]) -> tuple[Config, str]:
-    """The config that the flags override, and where it comes from: the run to resume, a recipe, or the images."""
-    if {"-h", "--help"} & set(arguments):
-        return Config(), "defaults"
-    out, method, data = (_value_of(flag, arguments) for flag in ("--out", "--method", "--data"))
-    recipe = arguments[0] if arguments and not arguments[0].startswith("-") else None
-    goes_on = "--resume" in arguments or _value_of("--extend", arguments) is not None
-    if goes_on and recipe is None:
-        if out is None or not (Path(out) / "config.yaml").is_file():
-            raise BadInput(f"{out} holds no run to resume: give its folder with --out.")
-        return read_config(Path(out) / "config.yaml"), f"{out}/config.yaml"
-    if recipe is not None:
-        return read_recipe(recipe, method), recipe
-    from byov.data.sources import open_source
-    from byov.training.resolve import choose_recipe
-
-    name = choose_recipe(open_source(data or Config().data).load("train").images.shape[-1])
-    return read_recipe(name, method), f"{name} (chosen from the images)"
+# ------------------------------------------------------------------------------------------------------------ commands
 
 
 def _train(arguments: list[str]) -> int:
-    default, origin = _defaults(arguments)
-    out: Any = tyro.MISSING
-    options: Train = _parse(Train, "train", arguments, Train(out=out, config=default))
+    options = parse(Train, "train", arguments, Train(out=tyro.MISSING, config=Config()))
+    default, origin = _defaults(options, method_given=any(a.split("=")[0] == "--method" for a in arguments))
+    options = parse(Train, "train", arguments, Train(out=tyro.MISSING, config=default))  # now over the recipe's values
 
     from rich.console import Console
 
@@ -185,82 +140,139 @@ def _train(arguments: list[str]) -> int:
     from byov.training.run import describe, estimate_seconds, prepare
 
     console = Console(stderr=True, highlight=False)
-    trainer = prepare(options.config, options.out, resume=options.resume, extend=options.extend, init=options.init)
+    with disk_space_checked(options.out):
+        trainer = prepare(options.config, options.out, resume=options.resume, extend=options.extend, init=options.init)
+        if trainer.processes.rank == 0:
+            console.print(describe(trainer, origin), soft_wrap=True, markup=False)
+            console.print(_duration(estimate_seconds(trainer)))
+        try:
+            with StepProgress(console, trainer) as progress:
+                trainer.say, trainer.on_step = progress.say, progress.on_step
+                summary = trainer.run()
+        except Interrupted as interruption:
+            progress.say(f"{interruption}: saved at step {trainer.step} of {trainer.total}; go on with --resume.")
+            return INTERRUPTED
     if trainer.processes.rank == 0:
-        console.print(describe(trainer, origin), soft_wrap=True)
-        minutes = estimate_seconds(trainer) / 60
-        console.print(f"about {minutes:.0f} minutes on this machine" if minutes >= 1 else "less than a minute here")
-    try:
-        with StepProgress(console, trainer) as progress:
-            trainer.say, trainer.on_step = progress.say, progress.on_step
-            summary = trainer.run()
-    except Interrupted as interruption:
-        console.print(f"{interruption}: saved at step {trainer.step} of {trainer.total}; go on with --resume.")
-        return INTERRUPTED
-    if trainer.processes.rank == 0:
-        print(_table([("run", str(options.out)), *((k, _number(v)) for k, v in summary.items() if v is not None)]))
+        rows = [("run", str(options.out)), *((k, _number(v)) for k, v in summary.items() if v is not None)]
+        print(_grid(rows, "ll"))
     return DONE
 
 
+def _defaults(options: Train, method_given: bool) -> tuple[Config, str]:
+    """The config that the flags override, and where it comes from: a recipe, the run to go on with, or the images."""
+    method = options.config.method if method_given else None
+    if options.recipe is not None:
+        return read_recipe(options.recipe, method), options.recipe
+    if options.resume or options.extend is not None:
+        saved = options.out / "config.yaml"
+        if not saved.is_file():
+            raise BadInput(f"{options.out} holds no run to go on with: check --out, or start one without it.")
+        return read_config(saved), str(saved)
+    from byov.data.sources import open_source
+    from byov.training.resolve import choose_recipe
+
+    name = choose_recipe(open_source(options.config.data).load("train").images.shape[-1])
+    return read_recipe(name, method), f"{name} (chosen from the images)"
+
+
 def _evaluate(arguments: list[str]) -> int:
-    options: Evaluate = _parse(Evaluate, "evaluate", arguments)
+    options = parse(Evaluate, "evaluate", arguments)
     import torch
+    from rich.console import Console
 
     from byov.evaluation.evaluate import evaluate
     from byov.evaluation.run import load
     from byov.training.resolve import resolve_device
 
-    if options.threads:
+    if options.threads is not None and options.threads < 1:
+        raise BadInput("--threads must be at least 1.")
+    if options.threads is not None:
         torch.set_num_threads(options.threads)
-    run = load(options.run, resolve_device(options.device))
-    results = evaluate(run, options.data, options.teacher, say=lambda text: print(text, file=sys.stderr))
-    print(_measures({str(options.run): results}))
+    console = Console(stderr=True, highlight=False)
+    with disk_space_checked(options.run / "results"), console.status("evaluating"):
+        run = load(options.run, resolve_device(options.device))
+        say = lambda text: console.print(text, soft_wrap=True, markup=False)  # noqa: E731
+        results = evaluate(run, options.data, options.teacher, say=say)
+    print(_measures(str(options.run), results))
     print(f"written: {options.run / 'results' / 'evaluation.json'}")
     return DONE
 
 
 def _report(arguments: list[str]) -> int:
-    options: Report = _parse(Report, "report", arguments)
-    from byov.report.page import summary_rows, write_report
+    options = parse(Report, "report", arguments)
+    if not options.runs:
+        raise BadInput("say which runs to report on: `byov report RUN [RUN ...] --out report.html`.")
+    from byov.report.page import COLUMNS, summary_rows, write_report
+    from byov.report.run import load_runs
 
-    path = write_report(options.runs, options.out)
-    print(path)
+    with disk_space_checked(options.out):
+        path = write_report(options.runs, options.out)
+    rows = [(row.name, *(cell.text for cell in row.cells)) for row in summary_rows(load_runs(list(options.runs)))]
+    print(_grid([("", *(column.title for column in COLUMNS)), *rows], "l" + "r" * len(COLUMNS)))
+    print(f"written: {path}")
     return DONE
 
 
 def _data(arguments: list[str]) -> int:
-    options: Data = _parse(Data, "data", arguments)
+    options = parse(Data, "data", arguments)
     from byov.data import fetch, sources
 
     if options.action == "list":
-        for row in sources.table():
-            print(row)
+        head = ("name", "pixels", "train", "test", "here", "terms", "what")
+        rows = [
+            (r.name, r.size, f"{r.train:,}", f"{r.test:,}", "yes" if r.there else "no", r.terms, r.description)
+            for r in sources.table()
+        ]
+        print(_grid([head, *rows], "llrrlll"))
+        print("\n`byov data get NAME` fetches one. Images of your own: npz:PATH.")
         return DONE
     if options.name is None:
         raise BadInput("say which source to fetch: `byov data get cifar10` (`byov data list` names them).")
-    print(fetch.get(options.name))
+    if options.name == "digits":
+        print("digits comes with scikit-learn: nothing to fetch, `byov train --data digits` finds it.")
+        return DONE
+    from rich.console import Console
+
+    from byov.progress import FetchProgress
+
+    with FetchProgress(Console(stderr=True, highlight=False)) as progress:
+        path = fetch.get(options.name, progress)
+    print(f"{options.name} is there, its digests are right: {path}")
     return DONE
+
+
+COMMANDS: dict[str, tuple[type, Callable[[list[str]], int]]] = {
+    "train": (Train, _train),
+    "evaluate": (Evaluate, _evaluate),
+    "report": (Report, _report),
+    "data": (Data, _data),
+}
+
+
+# ------------------------------------------------------------------------------------------------------------ printing
+
+
+def _duration(seconds: float) -> str:
+    return f"about {seconds / 60:.0f} minutes on this machine" if seconds >= 90 else "about a minute or less here"
 
 
 def _number(value: Any) -> str:
     return f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
-def _table(rows: list[tuple[str, str]]) -> str:
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:{width}}  {value}" for name, value in rows)
+def _grid(rows: Sequence[Sequence[str]], align: str) -> str:
+    """Columns of text, each to the left (l) or to the right (r)."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = {"l": str.ljust, "r": str.rjust}
+    lines = ["  ".join(sides[a](cell, w) for cell, w, a in zip(row, widths, align, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)
 
 
-def _measures(results: dict[str, dict[str, Any]]) -> str:
-    """A small table: a row for each run, the untrained encoder and raw pixels."""
+def _measures(name: str, results: dict[str, Any]) -> str:
+    """A small table: a row for the run, the untrained encoder and raw pixels."""
     keys = ("top1", "ece", "brier", "nll", "knn")
-    rows = []
-    for name, values in results.items():
-        rows.append((name, values, ""))
-    first = next(iter(results.values()))
-    rows += [("untrained encoder", first, "untrained."), ("raw pixels", first, "pixels.")]
-    width = max(len(name) for name, _, _ in rows)
-    lines = [" " * width + "".join(f"{key:>9}" for key in keys)]
-    for name, values, prefix in rows:
-        lines.append(f"{name:{width}}" + "".join(f"{values.get(prefix + key, float('nan')):9.4f}" for key in keys))
-    return "\n".join(lines)
+    rows = [
+        (row, *(f"{results[prefix + key]:.4f}" for key in keys))
+        for row, prefix in ((name, ""), ("untrained encoder", "untrained."), ("raw pixels", "pixels."))
+    ]
+    return _grid([("", *keys), *rows], "l" + "r" * len(keys))

@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -276,12 +276,18 @@ def merge(base: T, changes: Mapping[str, Any], where: str, prefix: str = "") -> 
     return dataclasses.replace(base, **updates)  # type: ignore[type-var]
 
 
-def _unknown(key: str, where: str) -> str:
-    known = keys_of(Config)
-    near = difflib.get_close_matches(key, known, n=3, cutoff=0.6)
+def near_keys(key: str, known: Sequence[str]) -> list[str]:
+    """Up to three known keys that a wrong one may have meant: spelt alike, or the same key of another section."""
     tail = key.rsplit(".", 1)[-1]
+    alike = difflib.get_close_matches
+    near = alike(key, known, n=3, cutoff=0.85) or alike(key, known, n=3, cutoff=0.6)  # a slip of the pen names one
     near += [k for k in known if k.rsplit(".", 1)[-1] == tail and k not in near]
-    hint = f"did you mean {' or '.join(near[:3])}?" if near else "`byov train --help` lists the keys."
+    return near[:3]
+
+
+def _unknown(key: str, where: str) -> str:
+    near = near_keys(key, keys_of(Config))
+    hint = f"did you mean {' or '.join(near)}?" if near else "`byov train --help` lists the keys."
     return f"{where}: there is no setting {key!r}; {hint}"
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 QUIET_SECONDS = 20  # between two lines where there is no terminal
 
@@ -14,43 +15,78 @@ QUIET_SECONDS = 20  # between two lines where there is no terminal
 class Position(Protocol):
     """Where a training run is."""
 
-    step: int
-    total: int
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def total(self) -> int: ...
 
 
-class StepProgress:
-    """Shows the steps of a training run."""
+class _Bar:
+    """A bar that lasts as long as its block; without a terminal it draws nothing."""
 
-    def __init__(self, console: Console, position: Any) -> None:
+    def __init__(self, console: Console, *middle: TextColumn) -> None:
         self.console = console
-        self.position = position
-        columns = (
-            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
-            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
+        columns = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+        self.bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), *middle, *columns, console=console, disable=not self.shown
         )
-        self.bar = Progress(*columns, console=console, disable=not console.is_terminal)
-        self.note = ""
         self.told = time.monotonic()
-        self.begun = time.monotonic()
-        self.first = position.step
 
-    def __enter__(self) -> StepProgress:
+    @property
+    def shown(self) -> bool:
+        return self.console.is_terminal
+
+    def __enter__(self) -> Self:
         self.bar.start()
-        self.task = self.bar.add_task("training", total=self.position.total, completed=self.position.step, note="")
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.bar.stop()
 
     def say(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True)
+        self.console.print(text, soft_wrap=True, markup=False)
+
+    def quiet(self) -> bool:
+        """Whether a line is due: there is no bar, and the last line was a while ago."""
+        due = not self.shown and time.monotonic() - self.told > QUIET_SECONDS
+        self.told = time.monotonic() if due else self.told
+        return due
+
+
+class StepProgress(_Bar):
+    """Shows the steps of a training run."""
+
+    def __init__(self, console: Console, position: Position) -> None:
+        super().__init__(console, TextColumn("{task.completed}/{task.total}"))
+        self.position = position
+        self.task = self.bar.add_task("training", total=position.total, completed=position.step, note="")
+        self.note = ""
+        self.begun, self.first = time.monotonic(), position.step
 
     def on_step(self, step: int, row: dict[str, Any]) -> None:
         if "loss" in row:
             self.note = f"loss {row['loss']:.3f}  {row['images_per_second']:.0f} images/s"
         self.bar.update(self.task, completed=step, note=self.note)
-        now = time.monotonic()
-        if not self.console.is_terminal and (now - self.told > QUIET_SECONDS or step == self.position.total):
-            self.told = now
-            left = (now - self.begun) / max(step - self.first, 1) * (self.position.total - step)
+        if self.quiet():
+            left = (time.monotonic() - self.begun) / max(step - self.first, 1) * (self.position.total - step)
             self.say(f"step {step}/{self.position.total}  {self.note}  {left:.0f} s left")
+
+
+class FetchProgress(_Bar):
+    """Shows the steps of fetching a data set: one bar, or one line, for each."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console, TextColumn("{task.percentage:>3.0f}%"))
+        self.tasks: dict[str, TaskID] = {}
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if what not in self.tasks:
+            self.tasks[what] = self.bar.add_task(what, total=total, note="")
+            if not self.shown:
+                self.say(what)
+        self.bar.update(self.tasks[what], completed=done, total=total)
+        if self.quiet():
+            self.say(f"{what}: {done / max(total, 1):.0%}")

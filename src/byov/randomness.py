@@ -77,7 +77,7 @@ def _workers(count: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, thread_name_prefix="byov-noise")
 
 
-def in_chunks(count: int, work: Callable[[int, int, int], None]) -> None:
+def in_chunks(count: int, work: Callable[[int, int, int], object]) -> None:
     """Calls work(chunk, start, stop) for the fixed chunks of range(count), over torch's number of threads, without autograd."""
     chunks = [(i, start, min(start + CHUNK, count)) for i, start in enumerate(range(0, count, CHUNK))]
     threads = max(min(torch.get_num_threads(), len(chunks)), 1)
@@ -97,5 +97,5 @@ def normal_(out: Tensor, *key: int) -> Tensor:
     """Fills a flat tensor with N(0, 1), independent for every key, in place."""
     if out.device.type != "cpu":
         return out.normal_(generator=generator(*key, device=out.device))
-    in_chunks(out.numel(), lambda i, start, stop: out[start:stop].normal_(generator=generator(*key, i)) and None)
+    in_chunks(out.numel(), lambda i, start, stop: out[start:stop].normal_(generator=generator(*key, i)))
     return out

@@ -141,7 +141,8 @@ def flatten(module: nn.Module, where: Where) -> tuple[Segments, Tensor]:
             del owner._parameters[attribute]
     if len({(value.dtype, value.device) for value in values}) > 1:
         raise ValueError("the chosen parameters differ in dtype or device; convert the module first, with .to(...).")
-    flat = torch.cat(values) if values else torch.empty(0)
+    like = next((t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()), torch.empty(0))
+    flat = torch.cat(values) if values else like.new_empty(0)
     segments = Segments(table, slots)
     segments.show(segments.views(flat))
     return segments, flat

@@ -41,9 +41,10 @@ def crop_by_matrices(images: Tensor, boxes: Boxes, flip: Tensor, out: Tensor) ->
     size = out.shape[3]
     rows = resize_matrices(boxes.top, boxes.height, torch.zeros_like(flip), size, height)
     columns = resize_matrices(boxes.left, boxes.width, flip, size, width)
-    pixels = images.to(torch.float32).div_(255).view(batch, channels * height, width)
+    pixels = images.to(torch.float32).reshape(batch, channels * height, width)
     wide = torch.bmm(pixels, columns.transpose(1, 2)).view(batch * channels, height, size)
-    torch.bmm(rows.repeat_interleave(channels, 0), wide, out=out.view(batch * channels, size, size))
+    planes = out.view(batch * channels, size, size)
+    torch.baddbmm(planes, rows.repeat_interleave(channels, 0), wide, beta=0, alpha=1 / 255, out=planes)
     return out
 
 
@@ -109,10 +110,10 @@ def gaussian_blur(images: Tensor, sigma: Tensor) -> Tensor:
 
 
 def blur_(images: Tensor, sigma: Tensor, chosen: Tensor) -> Tensor:
-    """Blurs the chosen images (bool (B,)), each by its own sigma (B,)."""
+    """Blurs the chosen images (bool (B,)), each by its own sigma (B,). The clamp is for rounding: 1 stays 1."""
     rows = chosen.nonzero()[:, 0]
     if len(rows) == len(images):
-        images.copy_(gaussian_blur(images, sigma))
+        torch.clamp(gaussian_blur(images, sigma), 0, 1, out=images)
     elif len(rows):
-        images.index_copy_(0, rows, gaussian_blur(images.index_select(0, rows), sigma[rows]))
+        images.index_copy_(0, rows, gaussian_blur(images.index_select(0, rows), sigma[rows]).clamp_(0, 1))
     return images

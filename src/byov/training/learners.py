@@ -64,7 +64,8 @@ class SelfSupervised:
 
     def loss(self, batch: Batch, key: tuple[int, ...]) -> Loss:
         seed = fold(VIEWS, self.config.seed)
-        views = two_views(batch.images, batch.ids, self.config.views, self.image_size, seed, batch.epoch)
+        with torch.autocast(batch.images.device.type, enabled=False):  # pixels are made in full precision
+            views = two_views(batch.images, batch.ids, self.config.views, self.image_size, seed, batch.epoch)
         views = tuple(v.to(self.posterior.means.dtype) for v in views)
         targets = [self.teacher(v) for v in views]
         if self.config.posterior.draw == "view":
@@ -94,7 +95,8 @@ class Supervised:
     def loss(self, batch: Batch, key: tuple[int, ...]) -> Loss:
         assert batch.labels is not None
         seed = fold(VIEWS, self.config.seed)
-        images = view(batch.images, batch.ids, self.config.views.first, self.image_size, seed, batch.epoch, 0)
+        with torch.autocast(batch.images.device.type, enabled=False):
+            images = view(batch.images, batch.ids, self.config.views.first, self.image_size, seed, batch.epoch, 0)
         with self.posterior.sampled(generator(*key), flipout=self.config.posterior.draw == "flipout"):
             features, logits = self.posterior(images.to(self.posterior.means.dtype))
         return Loss(supervised.loss(logits, batch.labels), features.detach(), None)

@@ -35,7 +35,7 @@ def resolve(config: Config, image_shape: tuple[int, int, int], images: int, flip
         config,
         images=used,
         device=device,
-        threads=config.threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        threads=config.threads if config.threads is not None else _cores(),
         model=_model(config.model, height),
         posterior=replace(
             config.posterior,
@@ -51,6 +51,11 @@ def resolve(config: Config, image_shape: tuple[int, int, int], images: int, flip
     )
     _check(resolved)
     return resolved
+
+
+def _cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def resolve_device(device: str) -> str:

@@ -33,7 +33,7 @@ def prepare(
         raise BadInput(f"{config.method} needs labels, but {config.data} has none: use byov or byol.")
     shape = (data.images.shape[1], data.images.shape[2], data.images.shape[3])
     config = resolve(config, shape, len(data), source.flips)
-    if config.posterior.prior == "pretrained" and init is None and not resume:
+    if config.posterior.prior == "pretrained" and init is None and not (resume or extend is not None):
         raise BadInput("the prior `pretrained` needs weights to stand around: give them with --init.")
     if resume or extend is not None:
         config = _continued(config, out, extend)
@@ -97,6 +97,8 @@ def _continued(config: Config, out: Path, extend: int | None) -> Config:
         )
     if extend is None:
         return config
+    if extend < 1:
+        raise BadInput(f"a run can only be lengthened: give --extend at least 1 epoch, not {extend}.")
     _, state = checkpoints.load(out / "checkpoints" / "last.safetensors")
     if state["step"] < state["total"]:
         raise BadInput(f"{out} is not finished (step {state['step']} of {state['total']}): use --resume first.")

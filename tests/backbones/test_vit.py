@@ -1,0 +1,89 @@
+import pytest
+import torch
+from torch import nn
+
+from byov.backbones import Encoder, backbone_size, build_encoder
+from byov.backbones.vit import SIZES, Size, ViT, sincos_positions
+from byov.config import Model
+from byov.errors import BadInput
+
+TINY = Size(16, 2, 2)
+
+
+@pytest.mark.parametrize("positions", ["sincos", "learned"])
+@pytest.mark.parametrize("pool", ["mean", "cls"])
+@pytest.mark.parametrize(("stem", "patch"), [("patch", 4), ("conv", 4), ("patch", 3)])
+def test_shapes_for_any_image_patch_and_channels(positions: str, pool: str, stem: str, patch: int) -> None:
+    vit = ViT((12, 24), patch, 5, TINY, stem, positions, pool)
+    assert vit(torch.randn(3, 5, 12, 24)).shape == (3, 16)
+
+
+@pytest.mark.parametrize(("name", "millions"), [("tiny", 5.5), ("small", 21.7), ("base", 85.8)])
+def test_sizes_are_deits(name: str, millions: float) -> None:
+    """DeiT's encoder without its classifier: 5.5M, 21.7M, 85.8M parameters (class token, learned positions)."""
+    with torch.device("meta"):
+        vit = ViT((224, 224), 16, 3, SIZES[name], "patch", "learned", "cls")
+    assert sum(p.numel() for p in vit.parameters()) / 1e6 == pytest.approx(millions, abs=0.06)
+
+
+def test_attention_equals_torchs_own() -> None:
+    torch.manual_seed(0)
+    ours = ViT((4, 4), 2, 1, TINY).blocks[0].attention
+    theirs = nn.MultiheadAttention(16, 2, batch_first=True)
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(ours.qkv.weight)
+        theirs.in_proj_bias.copy_(ours.qkv.bias)
+        theirs.out_proj.weight.copy_(ours.output.weight)
+        theirs.out_proj.bias.copy_(ours.output.bias)
+    x = torch.randn(3, 5, 16)
+    torch.testing.assert_close(ours(x), theirs(x, x, x, need_weights=False)[0])
+
+
+def test_sincos_by_hand() -> None:
+    positions = sincos_positions(2, 3, 8)
+    assert positions.shape == (6, 8)
+    x, y, slow = 2.0, 1.0, 10000**-0.5
+    angles = torch.tensor([x, x * slow, y, y * slow])
+    expected = torch.cat([angles[:2].sin(), angles[:2].cos(), angles[2:].sin(), angles[2:].cos()])
+    torch.testing.assert_close(positions[5], expected)
+    assert torch.unique(positions, dim=0).shape[0] == 6
+
+
+def test_initial_weights_are_the_papers() -> None:
+    torch.manual_seed(0)
+    vit = ViT((8, 8), 2, 1, Size(128, 2, 4))
+    weight = vit.blocks[0].mlp[0].weight
+    assert float(weight.std()) == pytest.approx(0.02, rel=0.02) and (vit.blocks[0].mlp[0].bias == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [({"patch": 5}, "divide"), ({"heads": 3}, "heads"), ({"stem": "conv", "patch": 6}, "power of two")],
+)
+def test_what_cannot_work_is_refused(changes: dict[str, object], word: str) -> None:
+    with pytest.raises(BadInput, match=word):
+        build_encoder(Model(**{"width": 16, "patch": 4, **changes}), (1, 12, 12))
+
+
+def test_unknown_backbone_names_the_known() -> None:
+    with pytest.raises(BadInput, match="vit-base"):
+        backbone_size(Model(backbone="vit-huge"))
+
+
+def test_encoder_normalises_uint8_and_float_alike() -> None:
+    encoder = build_encoder(Model(width=16, depth=1, heads=2, patch=4), (3, 8, 8))
+    encoder.set_pixel_statistics(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.5, 0.6, 0.7]))
+    images = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
+    torch.testing.assert_close(encoder(images), encoder(images.float() / 255))
+    seen = []
+    encoder.backbone.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    encoder(images)
+    expected = (images[:, 1].float() / 255 - 0.2) / 0.6
+    torch.testing.assert_close(seen[0][:, 1], expected)
+    with pytest.raises(BadInput, match="channels"):
+        encoder(images[:, :1])
+
+
+def test_encoder_is_a_module_of_its_own() -> None:
+    encoder = build_encoder(Model(width=16, depth=1, heads=2, patch=4), (1, 8, 8))
+    assert isinstance(encoder, Encoder) and encoder.features == 16

@@ -1,0 +1,98 @@
+"""The loop: what it visits, writes and saves."""
+
+import json
+
+import pytest
+import tiny
+import torch
+
+from byov.config import Monitor, Optim
+from byov.data.images import ImageSet
+from byov.errors import TrainingFailed
+from byov.training import checkpoints
+from byov.training.journal import read_lines
+from byov.training.loop import subset
+from byov.training.step import Processes
+
+
+def test_an_epoch_visits_every_image_once_and_in_another_order_than_the_next(tmp_path) -> None:
+    trainer = tiny.trainer(tmp_path, tiny.config())
+    epochs = [[b.ids for k in range(3) for b in trainer.batches(3 * epoch + k)] for epoch in range(2)]
+    orders = [torch.cat(ids).tolist() for ids in epochs]
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(24)) and orders[0] != orders[1]
+
+
+def test_processes_share_a_batch_without_overlap(tmp_path) -> None:
+    trainer = tiny.trainer(tmp_path, tiny.config())
+    whole = trainer.batches(1)[0].ids.tolist()
+    parts = []
+    for rank in range(2):
+        trainer.processes = Processes(rank, 2)
+        parts += trainer.batches(1)[0].ids.tolist()
+    assert sorted(parts) == sorted(whole)
+
+
+@pytest.mark.parametrize("method", ["byov", "byol", "supervised", "supervised-bbb"])
+def test_a_run_writes_what_the_contract_says(tmp_path, method: str) -> None:
+    trainer = tiny.trainer(tmp_path, tiny.config(method))
+    summary = trainer.run()
+    rows = read_lines(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    wanted = {"epoch", "loss", "nll", "beta", "lr", "images_per_second", "feature_std", "effective_rank", "grad_norm"}
+    assert wanted <= set(rows[0])
+    assert ("kl" in rows[0]) == (method in ("byov", "supervised-bbb"))
+    assert ("tau" in rows[0]) == ("teacher_moved" in rows[0]) == (method in ("byov", "byol"))
+    assert "knn" in rows[-1] and "knn" not in rows[0]
+    layers = read_lines(tmp_path / "posterior.jsonl")
+    assert {row["epoch"] for row in layers} == ({0, 1, 2} if method in ("byov", "supervised-bbb") else set())
+    assert json.loads((tmp_path / "summary.json").read_text())["steps"] == summary["steps"] == 6
+    tensors, state = checkpoints.load(tmp_path / "checkpoints" / "last.safetensors")
+    assert state["step"] == 6 and any(name.startswith("student.") for name in tensors)
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_tensorboard_events_are_written(tmp_path) -> None:
+    trainer = tiny.trainer(tmp_path, tiny.config(monitor=Monitor(log_every=1)))
+    trainer.run()
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [e.step for e in events.Scalars("nll")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_training_learns_something(tmp_path) -> None:
+    """Two kinds of images, bright at the left or at the right: supervised training must tell them apart."""
+    pixels = torch.zeros(64, 1, 8, 8, dtype=torch.uint8)
+    labels = torch.arange(64) % 2
+    pixels[labels == 0, :, :, :4] = 255
+    pixels[labels == 1, :, :, 4:] = 255
+    settings = tiny.config("supervised-bbb", optim=Optim(epochs=25, batch_size=16, lr=3e-3))
+    trainer = tiny.trainer(tmp_path, settings, ImageSet(pixels, labels, None))
+    for view in ("first", "second"):
+        object.__setattr__(getattr(trainer.config.views, view), "flip", 0.0)
+    trainer.run()
+    rows = read_lines(tmp_path / "metrics.jsonl")
+    assert rows[-1]["nll"] < 0.2 < rows[0]["nll"]
+
+
+def test_a_nan_names_step_loss_and_layer_and_keeps_the_checkpoint(tmp_path) -> None:
+    trainer = tiny.trainer(tmp_path, tiny.config())
+    trainer.step = 2
+    trainer.save()
+    good = (tmp_path / "checkpoints" / "last.safetensors").read_bytes()
+    weight = next(s for s in trainer.learner.posterior.segments if s.name.endswith("mlp.0.weight"))
+    with torch.no_grad():
+        trainer.learner.posterior.means[weight.offset] = float("nan")
+    with pytest.raises(TrainingFailed, match=r"step 2.*nan.*mlp\.0"):
+        trainer.run()
+    assert (tmp_path / "checkpoints" / "last.safetensors").read_bytes() == good
+
+
+def test_subset_is_fixed_and_labels_stay_with_their_images() -> None:
+    data = tiny.images(30)
+    part = subset(data, 10)
+    assert len(part) == 10 and torch.equal(part.images, subset(data, 10).images)
+    place = [(data.images == image).flatten(1).all(1).nonzero().item() for image in part.images]
+    assert torch.equal(part.labels, data.labels[place]) and len(set(place)) == 10
+    assert subset(data, 30) is data

@@ -1,0 +1,81 @@
+from dataclasses import replace
+
+import pytest
+
+from byov.config import Config, Model, Optim, Posterior, View, Views, flatten, to_dict
+from byov.errors import BadInput
+from byov.training.resolve import choose_recipe, resolve, resolve_device
+
+GREY = (1, 8, 8)
+
+
+def test_nothing_is_left_open_but_what_none_means() -> None:
+    left = {k for k, v in flatten(to_dict(resolve(Config(), GREY, 100, flips=True))).items() if v is None}
+    assert left == {"monitor.checkpoint_steps"}
+
+
+def test_resolving_twice_changes_nothing() -> None:
+    once = resolve(Config(), GREY, 100, flips=False)
+    assert resolve(once, GREY, 100, flips=True) == once
+
+
+@pytest.mark.parametrize(
+    ("method", "where", "decay"), [("byov", "all", 0.0), ("byol", "none", 0.05), ("supervised-bbb", "all", 0.0)]
+)
+def test_the_method_decides(method: str, where: str, decay: float) -> None:
+    config = resolve(Config(method=method), GREY, 100, flips=True)
+    assert config.posterior.where == where and config.optim.weight_decay == decay
+
+
+def test_flips_and_blur_hang_on_the_images() -> None:
+    assert resolve(Config(), GREY, 100, flips=False).views.first.flip == 0
+    config = resolve(Config(), (3, 64, 64), 100, flips=True)
+    assert config.views.first.flip == 0.5 and config.views.first.blur == 1.0 and config.views.second.blur == 0.1
+    assert resolve(Config(), (3, 32, 32), 100, flips=True).views.first.blur == 0
+
+
+@pytest.mark.parametrize(("side", "patch"), [(8, 2), (32, 8), (28, 7), (64, 16), (224, 16)])
+def test_patch(side: int, patch: int) -> None:
+    assert resolve(Config(), (3, side, side), 100, flips=True).model.patch == patch
+
+
+def test_batch_is_no_larger_than_the_data() -> None:
+    assert resolve(Config(), GREY, 50, flips=True).optim.batch_size == 50
+
+
+@pytest.mark.parametrize(
+    ("config", "shape", "images", "word"),
+    [
+        (Config(), GREY, 0, "at least 2"),
+        (Config(), GREY, 1, "at least 2"),
+        (Config(), (1, 8, 9), 9, "square"),
+        (Config(images=200), GREY, 100, "between 2 and the 100"),
+        (Config(model=Model(patch=3)), GREY, 100, "divide"),
+        (Config(method="byol", posterior=Posterior(where="all")), GREY, 100, "nothing random"),
+        (Config(posterior=Posterior(where="none")), GREY, 100, "nothing random"),
+        (Config(method="supervised-bbb", posterior=Posterior(prior="teacher_mean")), GREY, 100, "teacher"),
+        (Config(optim=Optim(accumulate=40)), GREY, 50, "micro-batch"),
+        (Config(optim=Optim(warmup=1.0)), GREY, 50, "warmup"),
+        (Config(optim=Optim(epochs=0)), GREY, 50, "epochs"),
+        (Config(views=Views(first=View(crop_area=(0.5, 0.2)))), GREY, 50, "crop_area"),
+        (Config(views=Views(first=View(jitter=1.5))), GREY, 50, "chances"),
+    ],
+)
+def test_what_cannot_work_is_one_sentence(config: Config, shape: tuple[int, int, int], images: int, word: str) -> None:
+    with pytest.raises(BadInput, match=word) as error:
+        resolve(config, shape, images, flips=True)
+    assert "\n" not in str(error.value)
+
+
+def test_devices() -> None:
+    assert resolve_device("cpu") == "cpu"
+    with pytest.raises(BadInput, match="not known"):
+        resolve_device("tpu9")
+    assert resolve(replace(Config(), device="auto"), GREY, 10, flips=True).device in ("cpu", "cuda", "mps")
+
+
+def test_chosen_recipes_exist() -> None:
+    from byov.config import find_recipe
+
+    for side in (8, 28, 32, 64, 224):
+        assert find_recipe(choose_recipe(side)).is_file()
