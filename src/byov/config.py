@@ -277,12 +277,10 @@ def merge(base: T, changes: Mapping[str, Any], where: str, prefix: str = "") -> 
 
 
 def near_keys(key: str, known: Sequence[str]) -> list[str]:
-    """Up to three known keys that a wrong one may have meant: spelt alike, or the same key of another section."""
-    tail = key.rsplit(".", 1)[-1]
+    """Up to three known keys that a wrong one may have meant: the same key of another section, or spelt alike."""
+    same = [k for k in known if k.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
     alike = difflib.get_close_matches
-    near = alike(key, known, n=3, cutoff=0.85) or alike(key, known, n=3, cutoff=0.6)  # a slip of the pen names one
-    near += [k for k in known if k.rsplit(".", 1)[-1] == tail and k not in near]
-    return near[:3]
+    return (same or alike(key, known, cutoff=0.85) or alike(key, known, cutoff=0.6))[:3]
 
 
 def _unknown(key: str, where: str) -> str:

@@ -26,7 +26,8 @@ def one_step(trainer, step: int = 5, total: int = 10):
 @pytest.mark.parametrize("prior", ["standard", "teacher_mean", "teacher_moments"])
 def test_a_byov_step_is_the_papers_loss_differentiated_by_autograd(tmp_path, prior: str) -> None:
     settings = tiny.config(
-        precision="64-true", posterior=Posterior(prior=prior, temperature=0.5, init_log_variance=-3.0, variance_floor=0.01),
+        precision="64-true",
+        posterior=Posterior(prior=prior, temperature=0.5, init_log_variance=-3.0, variance_floor=0.01),
         optim=Optim(epochs=2, batch_size=8, clip=None),
     )
     trainer = tiny.trainer(tmp_path, settings)
@@ -43,7 +44,9 @@ def test_a_byov_step_is_the_papers_loss_differentiated_by_autograd(tmp_path, pri
     noise = (drawn - means.detach()) / (log_variances.detach() / 2).exp()
     weights = student.segments.named(means + (log_variances / 2).exp() * noise)
     plain = student.unwrapped()
-    views = [v.double() for v in two_views(batch.images, batch.ids, trainer.config.views, 8, fold(VIEWS, 0), batch.epoch)]
+    views = [
+        v.double() for v in two_views(batch.images, batch.ids, trainer.config.views, 8, fold(VIEWS, 0), batch.epoch)
+    ]
     outputs = [torch.func.functional_call(plain, weights, (v,)) for v in views]
     targets = [teacher(v) for v in views]
     cosine = torch.nn.functional.cosine_similarity
@@ -75,7 +78,9 @@ def test_adamw_has_its_own_rates_and_equals_torchs(tmp_path) -> None:
         schedules.learning_rate(0.5, trainer.config.optim.log_variance_lr, trainer.config.optim.warmup),
     )
     one_step(trainer)
-    for parameter, before, rate in zip((posterior.means, posterior.log_variances), reference, (lr, lr_log), strict=True):
+    for parameter, before, rate in zip(
+        (posterior.means, posterior.log_variances), reference, (lr, lr_log), strict=True
+    ):
         before.grad = parameter.grad.clone()
         torch.optim.AdamW([before], lr=rate, weight_decay=0.0).step()
         torch.testing.assert_close(parameter.detach(), before.detach())
@@ -85,8 +90,12 @@ def test_byol_is_byov_with_nothing_random(tmp_path) -> None:
     byol = tiny.trainer(tmp_path, tiny.config("byol", precision="64-true"))
     assert byol.learner.posterior.means.numel() == 0 and byol.learner.prior is None
     silent = Posterior(init_log_variance=-80.0, temperature=0.0)
-    byov = tiny.trainer(tmp_path, tiny.config(precision="64-true", posterior=silent, optim=replace(byol.config.optim, weight_decay=0.0)))
-    byol = tiny.trainer(tmp_path, tiny.config("byol", precision="64-true", optim=replace(byol.config.optim, weight_decay=0.0)))
+    byov = tiny.trainer(
+        tmp_path, tiny.config(precision="64-true", posterior=silent, optim=replace(byol.config.optim, weight_decay=0.0))
+    )
+    byol = tiny.trainer(
+        tmp_path, tiny.config("byol", precision="64-true", optim=replace(byol.config.optim, weight_decay=0.0))
+    )
     for step in range(3):
         a, b = one_step(byol, step), one_step(byov, step)
         assert a.nll == pytest.approx(b.nll, rel=1e-9)
@@ -99,7 +108,9 @@ def test_weight_decay_spares_biases_and_norms(tmp_path) -> None:
     for method in ("byol", "byov"):
         optim = Optim(epochs=2, batch_size=8, weight_decay=0.5, lr=0.1, clip=None)
         with_decay = tiny.trainer(tmp_path, tiny.config(method, precision="64-true", optim=optim))
-        without = tiny.trainer(tmp_path, tiny.config(method, precision="64-true", optim=replace(optim, weight_decay=0.0)))
+        without = tiny.trainer(
+            tmp_path, tiny.config(method, precision="64-true", optim=replace(optim, weight_decay=0.0))
+        )
         start = with_decay.learner.posterior.unwrapped().state_dict()
         for trainer in (with_decay, without):
             one_step(trainer)
@@ -115,7 +126,9 @@ def test_accumulated_micro_batches_equal_one_batch_without_batch_statistics(tmp_
     model = replace(tiny.MODEL, head_norm="layer")
     results = []
     for accumulate in (1, 4):
-        settings = tiny.config(model=model, precision="64-true", optim=Optim(epochs=2, batch_size=8, accumulate=accumulate))
+        settings = tiny.config(
+            model=model, precision="64-true", optim=Optim(epochs=2, batch_size=8, accumulate=accumulate)
+        )
         trainer = tiny.trainer(tmp_path, settings)
         assert len(trainer.batches(0)) == accumulate
         one_step(trainer)

@@ -172,7 +172,8 @@ def apply(images: Tensor, parameters: Parameters, size: int) -> Tensor:
 def _workers(count: int) -> ThreadPoolExecutor:
     """Threads which run torch's operations on one core each: they meet once a chunk, not once an operation.
 
-    Two of them are faster than torch's own two threads, by a fifth on idle cores and by half on busy ones.
+    On two busy cores (load 5) a batch of 128 took three quarters of the time of torch's own two threads at 32 px, and
+    between half and five sixths at 224 px.
     """
     started = Barrier(count)
     pool = ThreadPoolExecutor(count, "byov-views", initializer=torch.set_num_threads, initargs=(1,))

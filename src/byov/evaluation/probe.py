@@ -7,8 +7,8 @@ objective is convex, and `gradient_norm` says how near the optimum is. It minimi
 
 by L-BFGS in the coordinates in which the features are nearly white (`_Whitening`), warm-started from the strongest L2
 to the weakest. Written by hand because it is measured faster than scikit-learn's LogisticRegression(lbfgs): one fit of
-10,000 x 192 features, 10 classes, one core, to the same gradient 1e-5: 0.24 s and 5.3 s. (scikit-learn's C is
-1 / (l2 * images).)
+10,000 x 192 synthetic correlated features, 10 classes, l2 1e-4, one core, until the gradient is below 1e-5: 0.25 s
+against 5.5 s. (scikit-learn's C is 1 / (l2 * images).)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COARSE = 1e-4  # the same while L2 is chosen, and in float32
 ROTATED = 1024  # up to this width the whitening is exact; above, only along this many / 4 main directions
 DOUBLE = 1 << 25  # numbers of features up to which the last fit runs in float64 (256 MiB); above, in float32
 BLOCK = 1 << 22  # numbers of features at a time in `logits`
-ITERATIONS = 1000  # never seen: 10 to 30 are usual
+ITERATIONS = 1000  # a bound; fits in trials took up to 22
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class _Problem:
     """The objective on one set of standardised images, solved for one L2 after another.
 
     Parameters are (classes, width + 1), the bias last. Logits are kept as (classes, images): with so few classes,
-    that layout multiplies 3 to 15 times faster than (images, classes) on a CPU.
+    the two products take 1.7 (float64) to 5 (float32) times less than as (images, classes), 10,000 x 192, one core.
     """
 
     def __init__(self, features: Tensor, targets: Tensor, classes: int) -> None:
@@ -205,8 +205,8 @@ class _Problem:
             return value, self.whitening.apply(gradient, l2).flatten().numpy()
 
         u = self.whitening.apply(start, l2, inverse=True).flatten().numpy()
-        # ftol 0: stop by the gradient alone; 20 corrections: 5 % fewer passes over the images than 10
-        options = {"gtol": self.tolerance, "ftol": 0, "maxcor": 20, "maxiter": ITERATIONS, "maxfun": 2 * ITERATIONS}
+        # ftol 0: stop by the gradient alone
+        options = {"gtol": self.tolerance, "ftol": 0, "maxiter": ITERATIONS, "maxfun": 2 * ITERATIONS}
         u = minimize(objective, u, jac=True, method="L-BFGS-B", options=options).x
         found = self.whitening.apply(torch.from_numpy(u).view(shape), l2)
         return found, float(self.value_and_gradient(found, l2)[1].abs().max())
@@ -216,8 +216,8 @@ class _Whitening:
     """Coordinates u of the parameters in which the objective is about equally curved on all sides.
 
     The Hessian is near h * covariance + l2 (h: the softmax's curvature at even odds), so its inverse square root is
-    known along the covariance's eigenvectors. Features of an encoder are far from white, even standardised: without
-    this, L-BFGS takes ten times the iterations.
+    known along the covariance's eigenvectors. Correlated features are far from white, even standardised: without
+    this, the fit that the head of this file times took 607 iterations instead of 18.
     """
 
     def __init__(self, features: Tensor, classes: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -55,11 +56,34 @@ def prepare(
         config, out, learner, data, Processes(fabric.global_rank, fabric.world_size), fabric.autocast if mixed else None
     )
     if resume or extend is not None:
-        trainer.restore()
+        _go_on(trainer)
     elif fabric.global_rank == 0:
-        write_text(out / "config.yaml", to_yaml(config))
-        trainer.save()  # a run can be resumed from its first moment on
+        _begin(trainer)
     return trainer
+
+
+def _begin(trainer: Trainer) -> None:
+    """Writes the folder of a new run; where that fails (no space), it leaves nothing that stands in the way later."""
+    try:
+        write_text(trainer.folder / "config.yaml", to_yaml(trainer.config))
+        trainer.save()  # a run can be resumed from its first moment on
+    except BaseException:
+        shutil.rmtree(trainer.folder, ignore_errors=True)  # it was empty or not there
+        raise
+
+
+def _go_on(trainer: Trainer) -> None:
+    """Back to the last checkpoint; kill -9 may have come before the first one, or while one was being written."""
+    folder = trainer.folder
+    if trainer.processes.rank == 0:
+        for stale in (*folder.glob(".*.tmp"), *folder.glob("checkpoints/.*.tmp")):
+            stale.unlink(missing_ok=True)
+        if not (folder / "checkpoints" / "last.safetensors").exists() and not (folder / "metrics.jsonl").exists():
+            trainer.save()
+    trainer.restore()
+    if trainer.step == 0 and trainer.processes.rank == 0:
+        for name in ("metrics", "posterior"):  # also the layers of step 0 are told again
+            (folder / f"{name}.jsonl").unlink(missing_ok=True)
 
 
 def pixel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,7 +101,7 @@ def pixel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
 def _launch(config: Config) -> Any:
     from lightning_fabric import Fabric  # slow to import: only where it is needed
 
-    fabric = Fabric(accelerator=config.device, devices="auto" if config.device != "cpu" else 1, precision=config.precision)
+    fabric = Fabric(accelerator=config.device, devices=1, precision=config.precision)
     fabric.launch()
     return fabric
 

@@ -1,0 +1,60 @@
+# Everything from a fresh clone with Python 3.11+, make and a package registry. A second run reuses .venv.
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+DEMO ?= runs/demo
+DEMO_FLAGS ?=# for a quick look: make demo DEMO_FLAGS="--optim.epochs 2"
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# One thread a process: with one process a core, more threads only wait for each other.
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: help demo test lint bench
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo   train BYOV and BYOL on digits, evaluate both, write $(DEMO)/report.html"
+	@echo "make test   the whole test suite"
+	@echo "make lint   ruff, mypy, import-linter"
+	@echo "make bench  BYOV's step beside BYOL's: time and memory"
+
+demo: $(VENV)/.stamp-demo
+	@if [ -e $(DEMO) ]; then echo "removing $(DEMO), the demo of an earlier time"; rm -rf $(DEMO); fi
+	$(BIN)/byov train digits --method byov --out $(DEMO)/byov $(DEMO_FLAGS)
+	$(BIN)/byov train digits --method byol --out $(DEMO)/byol $(DEMO_FLAGS)
+	$(BIN)/byov evaluate $(DEMO)/byov
+	$(BIN)/byov evaluate $(DEMO)/byol
+	$(BIN)/byov report $(DEMO)/byov $(DEMO)/byol --out $(DEMO)/report.html
+
+test: $(VENV)/.stamp-test
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) -rs
+
+lint: $(VENV)/.stamp-test
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.stamp-test
+	$(BIN)/python benchmarks/step.py
+
+# ------------------------------------------------------------------------------------------------------------- set-up
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit("byov needs Python 3.11 or newer: make PYTHON=/path/to/python" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and alone: whatever build of it is found (or was put there by hand), nothing below asks for another.
+$(VENV)/.stamp-demo: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing what byov needs into $(VENV) (torch is large: a few minutes the first time)"
+	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	$(PIP) --editable .
+	@touch $@
+
+# torchvision without its dependencies: all are there, and its wheel's idea of a torch may be a CUDA one.
+$(VENV)/.stamp-test: $(VENV)/.stamp-demo
+	$(PIP) --no-deps "$$(grep '^torchvision==' constraints.txt)"
+	$(PIP) --editable ".[test,lint,bench]"
+	@touch $@
