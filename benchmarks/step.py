@@ -1,9 +1,9 @@
-"""How much the posterior costs: a whole BYOV step against plain BYOL, interleaved; peak memory in processes of their own.
+"""What the posterior costs: a whole BYOV step against plain BYOL, interleaved; peak memory in fresh processes.
 
     python benchmarks/step.py [--rounds 60] [--out benchmarks/results]
 
-Plain BYOL is an ordinary nn.Module with torch's fused AdamW and a foreach EMA: what one would write without byov. Both make
-the same views of the same images. "byol" is our own BYOL: the posterior with nothing random.
+Plain BYOL is an ordinary nn.Module with torch's fused AdamW and a foreach EMA: what one would write without byov. Both
+make the same views of the same images. "method byol" is our own BYOL: the posterior with nothing random.
 """
 
 from __future__ import annotations
@@ -153,16 +153,24 @@ def main() -> None:
             }
         )
     settings = {
-        "model": "ViT width 128, depth 4, 16 tokens; heads 512 -> 128", "batch": BATCH, "rounds": options.rounds,
-        "threads": torch.get_num_threads(), "torch": torch.__version__, "machine": platform.machine(),
+        "model": "ViT width 128, depth 4, 16 tokens; heads 512 -> 128",
+        "batch": BATCH,
+        "rounds": options.rounds,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
     }
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "step.json").write_text(json.dumps({"settings": settings, "rows": rows}, indent=2) + "\n")
     lines = [
-        "# The cost of a step", "",
-        f"`make bench`: {settings['model']}; batch {BATCH}, {options.rounds} interleaved rounds, {settings['threads']} threads, "
-        f"torch {settings['torch']}. Ratios are medians of ratios within a round, with their quartiles.", "",
-        "| step | median ms | ratio to plain BYOL | quartiles | images/s | peak MiB | ratio |", "|---|---|---|---|---|---|---|",
+        "# The cost of a step",
+        "",
+        f"`make bench`: {settings['model']}; batch {BATCH}, {options.rounds} interleaved rounds, "
+        f"{settings['threads']} threads, "
+        f"torch {settings['torch']}. Ratios are medians of ratios within a round, with their quartiles.",
+        "",
+        "| step | median ms | ratio to plain BYOL | quartiles | images/s | peak MiB | ratio |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         low, high = row["ratio_quartiles"]

@@ -39,7 +39,9 @@ def test_kl_and_gradient_equal_torch_distributions(name: str) -> None:
     prior, mean, variance = CASES[name]
     means, log_variances = flat(1)
     kl = prior.kl(means, log_variances)
-    expected = kl_divergence(Normal(means, (log_variances / 2).exp()), Normal(mean.double(), variance.double().sqrt())).sum()
+    expected = kl_divergence(
+        Normal(means, (log_variances / 2).exp()), Normal(mean.double(), variance.double().sqrt())
+    ).sum()
     torch.testing.assert_close(kl, expected)
     got, want = (torch.autograd.grad(3 * v, (means, log_variances)) for v in (kl, expected))
     torch.testing.assert_close(got, want)

@@ -37,7 +37,7 @@ class Model:
     heads: int | None = None
     """Attention heads."""
     patch: int | None = None
-    """Side of a patch in pixels; must divide the image's side. Unset: a quarter of the side up to 64 pixels, else 16."""
+    """Side of a patch in pixels; must divide the image's. Unset: a quarter of the side up to 64 pixels, else 16."""
     stem: Literal["patch", "conv"] = "patch"
     """How patches become tokens: one convolution, or a few small ones (learns sooner on little data)."""
     positions: Literal["sincos", "learned"] = "sincos"
@@ -329,13 +329,15 @@ def find_recipe(name: str) -> Path:
 
 
 def read_recipe(name: str, method: str | None = None) -> Config:
-    """A recipe's config. Its key `methods` holds what is different for a method (a fair BYOL wants weight decay, say)."""
+    """A recipe's config. Its key `methods` holds what differs for a method (a fair BYOL wants weight decay, say)."""
     path = find_recipe(name)
     tree = read_yaml(path)
     per_method = tree.pop("methods", None) or {}
     config = merge(Config(), tree, str(path))
     if method is not None:
         config = merge(config, {"method": method}, "--method")
+    if not isinstance(per_method, Mapping) or not all(isinstance(c, Mapping) for c in per_method.values()):
+        raise BadInput(f"{path}: `methods` holds a section for each method, such as `byol: {{optim: {{lr: 0.001}}}}`.")
     for key, changes in per_method.items():
         if key not in typing.get_args(Method):
             raise BadInput(f"{path}: there is no method {key!r}; use one of {', '.join(typing.get_args(Method))}.")

@@ -36,8 +36,9 @@ def _linear(layer: nn.Linear, mean: Tensor, rng: torch.Generator, x: Tensor) -> 
 def _convolution(layer: nn.Conv2d, mean: Tensor, rng: torch.Generator, x: Tensor) -> Tensor:
     s = _signs(x, len(x), layer.in_channels, 1, rng)
     r = _signs(x, len(x), layer.out_channels, 1, rng)
-    delta = layer._conv_forward(x * s, layer.weight - mean, None) * r
-    return layer._conv_forward(x, mean, layer.bias) + delta
+    at_mean: Tensor = layer._conv_forward(x, mean, layer.bias)
+    delta: Tensor = layer._conv_forward(x * s, layer.weight - mean, None)
+    return at_mean + delta * r
 
 
 @contextmanager
@@ -47,7 +48,7 @@ def flipped(means: Mapping[nn.Module, Tensor], seed: int, device: torch.device) 
     layers = [layer for layer in means if isinstance(layer, (nn.Linear, *CONVOLUTIONS))]
     for layer in layers:
         forward = _linear if isinstance(layer, nn.Linear) else _convolution
-        layer.forward = partial(forward, layer, means[layer], rng)  # type: ignore[arg-type, assignment]
+        layer.forward = partial(forward, layer, means[layer], rng)  # type: ignore[arg-type, method-assign]
     try:
         yield
     finally:

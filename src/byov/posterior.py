@@ -73,7 +73,7 @@ class _Draw(torch.autograd.Function):
         return tuple(posterior.segments.views(weights))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor, None, None]:
         means, weights = ctx.means, ctx.weights
         if ctx.versions != (means._version, weights._version):
             raise RuntimeError("backward after the means changed or another draw was made: call backward() first.")
@@ -143,7 +143,7 @@ class Posterior(Flattened):
 
     @torch.no_grad()
     def predict(self, x: Tensor, draws: int, generator: torch.Generator | None = None) -> Prediction:
-        """Mean and standard deviation of the output over draws; each draw passes all of `x`. Memory is flat in draws."""
+        """Mean and standard deviation of the output over draws; each draw passes all of `x`. Memory: flat in draws."""
         if draws < 1:
             raise ValueError(f"draws={draws}: at least one is needed.")
         mean = square = torch.zeros(())

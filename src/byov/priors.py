@@ -1,10 +1,13 @@
 """Priors over the random weights, each with its closed-form KL[q || prior], in the posterior's flat coordinates.
 
-A prior is anything with `kl(means, log_variances) -> scalar`; a user's own may use plain autograd. The Gaussian ones here
-know their gradient by formula: with means m and variances v against m0 and v0,
-    KL = sum of ((v + (m - m0)^2) / v0 - 1 - log v + log v0) / 2,   dKL/dm = (m - m0) / v0,   dKL/dlog v = (v / v0 - 1) / 2.
-`add_kl` puts that gradient straight onto the posterior's gradients, in one pass over memory where autograd makes a dozen.
-No gradient flows into a prior.
+A prior is anything with `kl(means, log_variances) -> scalar`; a user's own may use plain autograd. The Gaussian ones
+here know their gradient by formula: with means m and variances v against m0 and v0,
+
+    KL = sum of ((v + (m - m0)^2) / v0 - 1 - log v + log v0) / 2
+    dKL/dm = (m - m0) / v0,   dKL/dlog v = (v / v0 - 1) / 2
+
+`add_kl` puts that gradient straight onto the posterior's gradients, in one pass over memory where autograd makes a
+dozen. No gradient flows into a prior.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ from torch import Tensor
 from byov.posterior import Posterior, Prior
 from byov.randomness import CHUNK, in_chunks
 
+Number = Tensor | float
+
 
 def add_kl(posterior: Posterior, prior: Prior, scale: float) -> Tensor:
-    """Adds the gradient of scale * KL[q || prior] to the posterior's gradients; returns the KL. What a training step calls."""
+    """Adds the gradient of scale * KL[q || prior] to the posterior's gradients; returns the KL."""
     if not isinstance(prior, Gaussian):
         kl = posterior.kl(prior)
         (scale * kl).backward()  # type: ignore[no-untyped-call]
@@ -34,7 +39,7 @@ def add_kl(posterior: Posterior, prior: Prior, scale: float) -> Tensor:
 
 
 class Gaussian:
-    """N(mean, diag(variance)); each a number or a flat tensor, read afresh at every call. `floor` is the least variance."""
+    """N(mean, diag(variance)); each a number or a flat tensor, read afresh at every call; `floor`: least variance."""
 
     def __init__(self, mean: Tensor | float = 0.0, variance: Tensor | float = 1.0, floor: float = 0.0) -> None:
         if isinstance(variance, float | int) and not variance > 0:
@@ -47,14 +52,15 @@ class Gaussian:
         """KL[q || this], summed over the weights in float32 (float64 for float64); differentiable in both arguments."""
         for value in (self.mean, self.variance):
             if isinstance(value, Tensor) and value.shape != means.shape:
-                raise ValueError(f"the prior is over {tuple(value.shape)} weights, the posterior over {tuple(means.shape)}.")
+                sizes = f"{tuple(value.shape)} weights, the posterior over {tuple(means.shape)}"
+                raise ValueError(f"the prior is over {sizes}.")
         return _GaussianKL.apply(means, log_variances, self)  # type: ignore[no-any-return, no-untyped-call]
 
     @torch.no_grad()
     def evaluate(
         self, means: Tensor, log_variances: Tensor, gradients: tuple[Tensor, Tensor] | None = None, scale: float = 1.0
     ) -> Tensor:
-        """The KL; adds scale * its gradient to `gradients`, in place. Chunk by chunk, so that it is one pass over memory."""
+        """The KL; adds scale * its gradient to `gradients`, in place, chunk by chunk: one pass over memory."""
         precise = torch.promote_types(means.dtype, torch.float32)
         sums = torch.zeros(-(-means.numel() // CHUNK), dtype=torch.float64, device=means.device)
 
@@ -73,7 +79,7 @@ class Gaussian:
         in_chunks(means.numel(), chunk)
         return sums.sum().to(precise)
 
-    def _slice(self, start: int, stop: int, dtype: torch.dtype) -> tuple[Tensor | float, Tensor | float, Tensor | float]:
+    def _slice(self, start: int, stop: int, dtype: torch.dtype) -> tuple[Number, Number, Number]:
         """Mean, variance and log-variance of a slice of the weights."""
         mean = self.mean[start:stop].to(dtype) if isinstance(self.mean, Tensor) else self.mean
         if isinstance(self.variance, Tensor):
@@ -91,7 +97,7 @@ class _GaussianKL(torch.autograd.Function):
         return prior.evaluate(means, log_variances)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         means, log_variances, *_ = ctx.saved_tensors
         gradients = torch.zeros_like(means), torch.zeros_like(log_variances)
         ctx.prior.evaluate(means, log_variances, gradients)

@@ -78,7 +78,7 @@ def _workers(count: int) -> ThreadPoolExecutor:
 
 
 def in_chunks(count: int, work: Callable[[int, int, int], object]) -> None:
-    """Calls work(chunk, start, stop) for the fixed chunks of range(count), over torch's number of threads, without autograd."""
+    """Calls work(chunk, start, stop) for the fixed chunks of range(count), over torch's threads, without autograd."""
     chunks = [(i, start, min(start + CHUNK, count)) for i, start in enumerate(range(0, count, CHUNK))]
     threads = max(min(torch.get_num_threads(), len(chunks)), 1)
 

@@ -180,7 +180,9 @@ class Flattened(nn.Module):
         for name in [*own, *state]:
             if name not in state or name not in own:
                 verb = "lacks" if name in own else "has an unknown"
-                raise BadInput(f"{where} {verb} tensor {name!r}: it belongs to another model or choice of random weights.")
+                raise BadInput(
+                    f"{where} {verb} tensor {name!r}: it belongs to another model or choice of random weights."
+                )
             if own[name].shape != state[name].shape:
                 raise BadInput(
                     f"{where} has shape {tuple(state[name].shape)} for {name!r}, but this model has "
@@ -190,7 +192,7 @@ class Flattened(nn.Module):
             value.copy_(state[name])
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)  # .to(), .double(), .cuda(): the flat tensor moves, the views must follow
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # .to(), .double(), .cuda(): the flat tensor moves, the views must follow
         self.rest()
         return self
 

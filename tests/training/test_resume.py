@@ -208,14 +208,35 @@ def test_stopped_before_the_first_checkpoint(tmp_path: Path) -> None:
     assert_same_end(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_killed_between_config_and_first_checkpoint(tmp_path: Path) -> None:
+def test_a_run_folder_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(trainer: Trainer) -> None:
+        assert not (tmp_path / "cut").exists()  # what kill -9 would leave here stands in nobody's way
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Trainer, "save", killed)
+        prepare(small(), tmp_path / "cut")
+    assert list(tmp_path.iterdir()) == []
+    prepare(small(), tmp_path / "cut")
+    assert last(tmp_path / "cut").is_file() and (tmp_path / "cut" / "config.yaml").is_file()
+
+
+def test_a_checkpoint_cut_short_leaves_the_one_before(tmp_path: Path) -> None:
     config = small()
     finish(prepare(config, tmp_path / "whole"))
     prepare(config, tmp_path / "cut")
-    last(tmp_path / "cut").rename(last(tmp_path / "cut").with_name(".last.safetensors.1.tmp"))
+    last(tmp_path / "cut").with_name(".last.safetensors.1.tmp").write_bytes(b"half")
     finish(prepare(config, tmp_path / "cut", resume=True))
     assert_same_end(tmp_path / "whole", tmp_path / "cut")
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    prepare(small(), tmp_path / "one")
+    prepare(dataclasses.replace(small(), seed=5), tmp_path / "two")
+    last(tmp_path / "two").replace(last(tmp_path / "one"))
+    with pytest.raises(BadInput, match="another seed"):
+        prepare(small(), tmp_path / "one", resume=True)
 
 
 def test_a_line_cut_short_is_written_anew(tmp_path: Path) -> None:

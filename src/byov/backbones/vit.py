@@ -75,7 +75,9 @@ class ConvStem(nn.Sequential):
     def __init__(self, channels: int, width: int, patch: int) -> None:
         halvings = int(math.log2(patch))
         if 2**halvings != patch:
-            raise BadInput(f"the convolutional stem needs a patch that is a power of two, not {patch}: set model.patch.")
+            raise BadInput(
+                f"the convolutional stem wants a patch that is a power of two, not {patch}: set model.patch."
+            )
         layers: list[nn.Module] = []
         for i in range(halvings):
             out = max(width >> (halvings - 1 - i), 16)
@@ -129,7 +131,8 @@ class ViT(nn.Module):
         if self.class_token is not None:
             x = torch.cat([self.class_token.expand(len(x), 1, -1), x], dim=1)
         x = self.norm(self.blocks(x))
-        return x[:, 0] if self.pool == "cls" else x.mean(dim=1)
+        features: Tensor = x[:, 0] if self.pool == "cls" else x.mean(dim=1)
+        return features
 
 
 def _initialise_tokens(layer: nn.Module) -> None:

@@ -6,7 +6,6 @@ in the data folder; in either case the decoded arrays must have the digests belo
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import shutil
@@ -19,13 +18,14 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_safetensors
+from safetensors.torch import save_file
 from torch import Tensor
 
 from byov.data import formats
 from byov.data.formats import Layout
 from byov.data.images import SPLITS, ImageSet, Split
 from byov.errors import BadInput
+from byov.files import write_atomically
 
 Progress = Callable[[str, int, int], None]
 """Told the step, how much of it is done, and its total (bytes or images)."""
@@ -176,8 +176,8 @@ def get(name: str, progress: Progress = lambda step, done, total: None) -> Path:
                 archive = _PACK[published.manager](published, Path(folder), progress)
                 _keep(published, archive, published.packed, progress)
     except OSError as error:
-        what = "the disk is full" if error.errno == errno.ENOSPC else str(error.strerror or error)
-        advice = "free some space there, or set BYOV_DATA to another folder"
+        what = str(error.strerror or error).lower()
+        advice = "mend that, or set BYOV_DATA to another folder"
         raise BadInput(f"cannot keep {name} in {data_folder()}: {what}; {advice}.") from error
     return stored(name)
 
@@ -188,19 +188,6 @@ def digest(split: ImageSet) -> str:
     sha = hashlib.sha256(split.images.numpy().data)
     sha.update(labels.numpy().astype("<i8").data)
     return sha.hexdigest()
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """All of `data` is in `path` afterwards, or, on any failure, `path` is as it was and nothing else is left."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _place(published: Published) -> tuple[Path, Layout] | None:
@@ -245,7 +232,7 @@ def _keep(published: Published, path: Path, layout: Layout, progress: Progress) 
         done += len(image_set)
         tensors |= {f"{split}.images": image_set.images, f"{split}.labels": image_set.labels}
     progress(f"decoding {published.name}", done, total)
-    write_atomically(stored(published.name), to_safetensors(tensors))
+    write_atomically(stored(published.name), lambda temporary: save_file(tensors, temporary))
 
 
 def _npm_pack(published: Published, folder: Path, progress: Progress) -> Path:

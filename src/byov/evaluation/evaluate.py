@@ -18,7 +18,9 @@ from byov.metrics import brier, brier_decomposition, ece, knn_accuracy, nll, rel
 from byov.training.loop import subset
 
 
-def evaluate(run: Run, data: str | None = None, teacher: bool = False, say: Callable[[str], None] = print) -> dict[str, Any]:
+def evaluate(
+    run: Run, data: str | None = None, teacher: bool = False, say: Callable[[str], None] = print
+) -> dict[str, Any]:
     """Probes the run on a source with labels (its own by default) and writes `results/evaluation.json`."""
     data = data or run.config.data
     source = open_source(data)
@@ -32,11 +34,12 @@ def evaluate(run: Run, data: str | None = None, teacher: bool = False, say: Call
     say(f"probing {run.folder} on {data}: {len(train):,} images to fit, {len(test):,} to test")
     results: dict[str, Any] = probe_results(encode(train.images), encode(test.images), train, test)
     untrained = run.untrained_encoder()
-    for name, features in {
+    baselines: dict[str, Callable[[Tensor], Tensor]] = {
         "untrained": lambda images: features_of(untrained, images),
         "pixels": lambda images: images.flatten(1).float() / 255,
-    }.items():
-        beside = probe_results(features(train.images), features(test.images), train, test)
+    }
+    for name, baseline in baselines.items():
+        beside = probe_results(baseline(train.images), baseline(test.images), train, test)
         results |= {f"{name}.{key}": value for key, value in beside.items() if key != "bins"}
     sigma = run.encoder.sigma
     results["median_sigma"] = float(sigma.median()) if sigma.numel() else None
@@ -57,7 +60,8 @@ def evaluate(run: Run, data: str | None = None, teacher: bool = False, say: Call
 def probe_results(train_features: Tensor, test_features: Tensor, train: ImageSet, test: ImageSet) -> dict[str, Any]:
     """All measures of one set of features."""
     assert train.labels is not None and test.labels is not None
-    probe = fit_probe(train_features, train.labels)
+    classes = 1 + int(max(train.labels.max(), test.labels.max()))
+    probe = fit_probe(train_features, train.labels, classes=classes)
     probabilities = probe.probabilities(test_features)
     parts = brier_decomposition(probabilities, test.labels)
     return {

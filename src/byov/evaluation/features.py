@@ -17,7 +17,7 @@ def features_of(
     encoder.eval()
     device = next(encoder.buffers()).device
     parts = []
-    for batch in images.split(batch_size):
+    for batch in torch.split(images, batch_size):
         parts.append(encoder(batch.to(device)).float().cpu())
         advance(len(batch))
     encoder.train(was_training)

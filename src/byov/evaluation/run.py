@@ -37,16 +37,14 @@ class Run:
         """The same by the teacher's encoder."""
         if self.learner.teacher is None:
             raise BadInput(f"{self.folder} is a {self.config.method} run, which has no teacher: leave out --teacher.")
-        encoder = self.learner.teacher.module.encoder
-        assert isinstance(encoder, nn.Module)
-        return features_of(encoder, self._checked(images))
+        return features_of(self.learner.teacher.module.get_submodule("encoder"), self._checked(images))
 
     def untrained_encoder(self) -> nn.Module:
         """The same encoder as it was before training."""
-        fresh = build_learner(self.config, self.image_shape, self.classes).posterior.module.encoder
-        assert isinstance(fresh, nn.Module)
-        own = self.encoder.module
-        fresh.set_pixel_statistics(own.pixel_mean.cpu(), own.pixel_std.cpu())  # type: ignore[operator, union-attr]
+        fresh = (
+            build_learner(self.config, self.image_shape, self.classes).posterior.unwrapped().get_submodule("encoder")
+        )
+        fresh.load_state_dict(dict(self.encoder.module.named_buffers()), strict=False)  # the pixels' statistics
         return fresh
 
     def _checked(self, images: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 raise BadInput(f"{path} is not a byov checkpoint: give a run that `byov train` wrote.")
             return {name: file.get_tensor(name) for name in file.keys()}, json.loads(metadata["state"])  # noqa: SIM118
     except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
-        raise BadInput(f"the checkpoint {path} is damaged ({error}): restore it from a copy, or train again.") from error
+        raise BadInput(f"the checkpoint {path} is damaged ({error}): restore a copy, or train again.") from error
 
 
 def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -32,7 +32,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(str(path))
     except (SafetensorError, OSError) as error:
-        raise BadInput(f"cannot read weights from {path} ({error}): give a run folder or a .safetensors file.") from error
+        raise BadInput(f"cannot read weights {path} ({error}): give a run folder or a .safetensors file.") from error
 
 
 def _put(network: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:

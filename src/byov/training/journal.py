@@ -29,7 +29,8 @@ class Journal:
         self.folder = folder
         for name in ("metrics", "posterior"):
             path = folder / f"{name}.jsonl"
-            kept = [row for row in read_lines(path) if row["step"] <= after_step]
+            # At step 0 all is told anew, also the layers before the first step.
+            kept = [row for row in read_lines(path) if row["step"] <= after_step] if after_step else []
             write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
         self._files = {n: (folder / f"{n}.jsonl").open("a", encoding="utf-8") for n in ("metrics", "posterior")}
         self._tensorboard: Any = None

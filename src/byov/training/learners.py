@@ -1,6 +1,6 @@
 """What a method trains: the networks it needs, and its loss on a batch. One class for BYOV and BYOL, one for labels.
 
-Both have the same face: `posterior`, `teacher` (or None), `prior` (or None where nothing is random), `loss(batch, key)`.
+Both have the same face: `posterior`, `teacher` (or None), `prior` (None where nothing is random), `loss(batch, key)`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,12 @@ class Loss(NamedTuple):
 
 
 class Learner(Protocol):
-    posterior: Posterior
-    teacher: Teacher | None
-    prior: Prior | None
+    @property
+    def posterior(self) -> Posterior: ...
+    @property
+    def teacher(self) -> Teacher | None: ...
+    @property
+    def prior(self) -> Prior | None: ...
 
     def loss(self, batch: Batch, key: tuple[int, ...]) -> Loss:
         """The loss without the KL, at the draw that `key` names."""
@@ -65,8 +68,8 @@ class SelfSupervised:
     def loss(self, batch: Batch, key: tuple[int, ...]) -> Loss:
         seed = fold(VIEWS, self.config.seed)
         with torch.autocast(batch.images.device.type, enabled=False):  # pixels are made in full precision
-            views = two_views(batch.images, batch.ids, self.config.views, self.image_size, seed, batch.epoch)
-        views = tuple(v.to(self.posterior.means.dtype) for v in views)
+            pair = two_views(batch.images, batch.ids, self.config.views, self.image_size, seed, batch.epoch)
+        views = [v.to(self.posterior.means.dtype) for v in pair]
         targets = [self.teacher(v) for v in views]
         if self.config.posterior.draw == "view":
             outputs = []

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from byov.config import Config, to_dict
+from byov.config import Config, differences, merge, to_dict
 from byov.data.images import ImageSet
-from byov.errors import TrainingFailed
+from byov.errors import BadInput, TrainingFailed
 from byov.files import write_json
 from byov.metrics.knn import knn_accuracy
 from byov.randomness import fold, permutation
@@ -75,7 +75,7 @@ class Trainer:
     folder: Path
     learner: SelfSupervised | Supervised
     data: ImageSet
-    processes: Processes = Processes()
+    processes: Processes = field(default_factory=Processes)
     autocast: Callable[[], Any] | None = None
     say: Callable[[str], None] = print
     on_step: Callable[[int, dict[str, Any]], None] = lambda step, row: None
@@ -104,7 +104,7 @@ class Trainer:
         epoch, place = divmod(step, self.steps_per_epoch)
         size = self.config.optim.batch_size
         order = permutation(len(self.data), ORDER, self.config.seed, epoch)
-        ids = order[place * size : (place + 1) * size][self.processes.rank :: self.processes.count]
+        ids = order[place * size : (place + 1) * size][self.processes.rank :: self.processes.world]
         return [self._batch(part, epoch) for part in ids.chunk(self.config.optim.accumulate)]
 
     def _batch(self, ids: Tensor, epoch: int) -> Batch:
@@ -114,7 +114,7 @@ class Trainer:
     # ------------------------------------------------------------------------------------------------------- training
 
     def run(self) -> dict[str, Any]:
-        """Trains to the end; returns and writes the summary. Raises Interrupted after saving, TrainingFailed on a NaN."""
+        """Trains to the end; writes and returns the summary. Interrupted: state saved. TrainingFailed: a NaN."""
         main = self.processes.rank == 0
         journal = Journal(self.folder, self.step, self.config.monitor.tensorboard) if main else None
         started, mark, marked_step = time.monotonic(), time.monotonic(), self.step
@@ -135,7 +135,9 @@ class Trainer:
                         journal.metrics(row)
                         mark, marked_step = time.monotonic(), self.step
                     if journal is not None and ended:
-                        journal.layers(layer_statistics(self.learner.posterior), self.step // self.steps_per_epoch, self.step)
+                        journal.layers(
+                            layer_statistics(self.learner.posterior), self.step // self.steps_per_epoch, self.step
+                        )
                     self.on_step(self.step, row)
                     self.seconds += time.monotonic() - started
                     started = time.monotonic()
@@ -151,8 +153,9 @@ class Trainer:
     def _advance(self) -> StepReport:
         batches = self.batches(self.step)
         autocast = self.autocast() if self.autocast is not None else None
-        args = (self.learner, self.optimizer, batches, self.config, self.step, self.total, self.processes, autocast)
-        report = training_step(*args)
+        report = training_step(
+            self.learner, self.optimizer, batches, self.config, self.step, self.total, self.processes, autocast
+        )
         if report is None:
             raise TrainingFailed(self._diagnose(batches))
         self.step += 1
@@ -185,10 +188,9 @@ class Trainer:
             return None
         chosen = permutation(len(self.data), ORDER)[: KNN_BANK + KNN_QUERIES]
         queries = min(KNN_QUERIES, len(chosen) // 3)
-        encoder = self.learner.posterior.module.encoder
-        encoder.eval()
+        encoder = self.learner.posterior.module.get_submodule("encoder").eval()
         with torch.no_grad():
-            parts = [encoder(self.data.images[ids].to(self.device)).float().cpu() for ids in chosen.split(500)]
+            parts = [encoder(self.data.images[i].to(self.device)).float().cpu() for i in torch.split(chosen, 500)]
         encoder.train()
         features, labels = torch.cat(parts), self.data.labels[chosen].cpu()
         return knn_accuracy(features[queries:], labels[queries:], features[:queries], labels[:queries])
@@ -241,6 +243,10 @@ class Trainer:
         """Goes back to checkpoints/last.safetensors."""
         path = self.folder / "checkpoints" / "last.safetensors"
         tensors, state = checkpoints.load(path)
+        different = differences(merge(Config(), state["config"], str(path)), self.config)
+        different.pop("optim.epochs", None)  # --extend
+        if different:
+            raise BadInput(f"{path} was made with another {next(iter(different))}: it belongs to another run.")
         self.learner.posterior.load_tensors(checkpoints.part(tensors, "student."), str(path))
         if self.learner.teacher is not None:
             self.learner.teacher.load_tensors(checkpoints.part(tensors, "teacher."), str(path))

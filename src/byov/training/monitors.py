@@ -17,7 +17,7 @@ COLLAPSED_STD = 0.05
 
 @torch.no_grad()
 def feature_std(features: Tensor) -> float:
-    """Spread of the directions: 1 where unit features are isotropic, 0 where all images have the same (SimSiam's check)."""
+    """Spread of directions: 1 where unit features are isotropic, 0 where all are the same (SimSiam's check)."""
     unit = F.normalize(features.float(), dim=1)
     return float(unit.std(dim=0, correction=0).mean() * unit.shape[1] ** 0.5)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -13,7 +14,11 @@ from byov.config import Model
 
 def head(inputs: int, hidden: int, outputs: int, layers: int, norm: str) -> nn.Sequential:
     """BYOL's head: (Linear, norm, ReLU) for each hidden layer, then a Linear without bias."""
-    norms = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm, "none": lambda width: nn.Identity()}
+    norms: dict[str, Callable[[int], nn.Module]] = {
+        "batch": nn.BatchNorm1d,
+        "layer": nn.LayerNorm,
+        "none": lambda width: nn.Identity(),
+    }
     parts: list[nn.Module] = []
     for _ in range(layers - 1):
         parts += [nn.Linear(inputs, hidden), norms[norm](hidden), nn.ReLU(inplace=True)]

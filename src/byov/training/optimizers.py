@@ -13,7 +13,8 @@ from byov.segments import kind_of
 
 def build_optimizer(posterior: Posterior, config: Optim) -> torch.optim.AdamW:
     """AdamW with three groups, told apart by their key `role`."""
-    decayed, plain = [], []
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
     for owner in posterior.module.modules():
         for name, parameter in owner.named_parameters(recurse=False):
             if parameter.requires_grad:
@@ -41,7 +42,7 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, config: Optim, progress
 
 @torch.no_grad()
 def decay_means(posterior: Posterior, amount: float) -> None:
-    """Decoupled weight decay on random weight matrices: off in the recipes (the KL does that work), there to be studied."""
+    """Decoupled weight decay on random weight matrices: off in the recipes (the KL does that work), for study."""
     if amount and len(posterior.segments):
         views = posterior.segments.views(posterior.means.detach())
         weights = [v for s, v in zip(posterior.segments, views, strict=True) if s.kind == "weight"]

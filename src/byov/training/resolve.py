@@ -22,7 +22,7 @@ def choose_recipe(side: int) -> str:
 
 def resolve(config: Config, image_shape: tuple[int, int, int], images: int, flips: bool) -> Config:
     """A config with nothing left open, for `images` training images of this shape."""
-    channels, height, width = image_shape
+    _, height, width = image_shape
     if height != width:
         raise BadInput(f"the images of {config.data} are {width} x {height}: make them square first.")
     if images < 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from dataclasses import replace
@@ -63,31 +64,28 @@ def prepare(
 
 
 def _begin(trainer: Trainer) -> None:
-    """Writes the folder of a new run; where that fails (no space), it leaves nothing that stands in the way later."""
+    """Writes the folder of a new run beside its place, then moves it there: a run is there whole or not at all."""
+    out = trainer.folder
+    trainer.folder = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         write_text(trainer.folder / "config.yaml", to_yaml(trainer.config))
         trainer.save()  # a run can be resumed from its first moment on
-    except BaseException:
-        shutil.rmtree(trainer.folder, ignore_errors=True)  # it was empty or not there
-        raise
+        trainer.folder.rename(out)
+    finally:
+        shutil.rmtree(trainer.folder, ignore_errors=True)
+    trainer.folder = out
 
 
 def _go_on(trainer: Trainer) -> None:
-    """Back to the last checkpoint; kill -9 may have come before the first one, or while one was being written."""
-    folder = trainer.folder
+    """Back to the last checkpoint."""
     if trainer.processes.rank == 0:
-        for stale in (*folder.glob(".*.tmp"), *folder.glob("checkpoints/.*.tmp")):
+        for stale in trainer.folder.rglob(".*.tmp"):  # kill -9 came while it was being written
             stale.unlink(missing_ok=True)
-        if not (folder / "checkpoints" / "last.safetensors").exists() and not (folder / "metrics.jsonl").exists():
-            trainer.save()
     trainer.restore()
-    if trainer.step == 0 and trainer.processes.rank == 0:
-        for name in ("metrics", "posterior"):  # also the layers of step 0 are told again
-            (folder / f"{name}.jsonl").unlink(missing_ok=True)
 
 
 def pixel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each channel in [0, 1], from the counts of the 256 values: exact, and no float copy."""
+    """Mean and standard deviation of each channel in [0, 1], from the counts of the 256 values: no float copy."""
     means, stds = [], []
     values = torch.arange(256, dtype=torch.float64) / 255
     for channel in range(images.shape[1]):

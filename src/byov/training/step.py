@@ -20,13 +20,13 @@ class Processes(NamedTuple):
     """This process among all that train together, and how they average a tensor."""
 
     rank: int = 0
-    count: int = 1
+    world: int = 1
 
     def average_(self, tensors: list[Tensor]) -> None:
-        if self.count > 1:
+        if self.world > 1:
             for tensor in tensors:
                 torch.distributed.all_reduce(tensor)
-                tensor.div_(self.count)
+                tensor.div_(self.world)
 
 
 class StepReport(NamedTuple):
@@ -61,7 +61,7 @@ def training_step(
     posterior = learner.posterior
     lr, log_variance_lr = set_learning_rates(optimizer, config.optim, progress)
     beta = schedules.beta(progress, config.posterior.beta_start, config.posterior.beta_end)
-    # A network with dropout takes its numbers from torch's own generator: keyed by the step, so that it carries no state.
+    # Dropout takes its numbers from torch's own generator: keyed by the step too, so that it carries no state.
     torch.manual_seed(fold(DROPOUT, config.seed, step, processes.rank))
 
     optimizer.zero_grad(set_to_none=True)

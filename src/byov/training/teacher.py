@@ -33,7 +33,7 @@ class Teacher(Flattened):
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
         """The projection of images, without gradient."""
-        return self.module.projector(self.module.encoder(images))  # type: ignore[no-any-return, operator, union-attr]
+        return self.module.projector(self.module.encoder(images))  # type: ignore[no-any-return, operator]
 
     @torch.no_grad()
     def update(self, posterior: Posterior, tau: float) -> None:
@@ -45,7 +45,7 @@ class Teacher(Flattened):
         self.means.lerp_(posterior.means, 1 - tau)
         own, others = list(self.module.parameters()), list(posterior.module.parameters())  # what is not random
         if own:
-            torch._foreach_lerp_(own, others, 1 - tau)
+            torch._foreach_lerp_(tuple(own), tuple(others), 1 - tau)
 
     @torch.no_grad()
     def distance(self, posterior: Posterior) -> float:
