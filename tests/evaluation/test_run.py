@@ -1,0 +1,111 @@
+"""A run opened from Python, and its first measure."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import byov
+from byov.config import Config, Model, Monitor, Optim
+from byov.data.sources import open_source
+from byov.errors import BadInput
+from byov.evaluation.evaluate import evaluate
+from byov.evaluation.features import features_of
+from byov.training.run import prepare
+
+SMALL = Config(
+    images=64,
+    threads=1,
+    device="cpu",
+    model=Model(width=16, depth=1, heads=2, head_hidden=16, head_output=8),
+    optim=Optim(epochs=1, batch_size=16),
+    monitor=Monitor(tensorboard=False),
+)
+
+
+def trained(folder: Path, method: str) -> Path:
+    prepare(replace(SMALL, method=method), folder).run()
+    return folder
+
+
+@pytest.fixture(scope="module", params=["byov", "byol", "supervised-bbb"])
+def run(request, tmp_path_factory):
+    return byov.load(trained(tmp_path_factory.mktemp("runs") / request.param, request.param))
+
+
+def test_the_encoder_is_the_students(run) -> None:
+    images = open_source("digits").load("test").images[:9]
+    with torch.no_grad():
+        expected = run.learner.posterior.module.eval().encoder(images)
+    assert torch.equal(run.features(images), expected)
+    random = run.config.method != "byol"
+    assert (run.encoder.means.numel() > 0) == random
+    student = run.learner.posterior.segments.named(run.learner.posterior.log_variances)
+    for name, value in run.encoder.segments.named(run.encoder.log_variances).items():
+        assert torch.equal(value, student[f"encoder.{name}"])
+    if random:
+        prediction = run.encoder.predict(images, draws=3, generator=torch.Generator().manual_seed(0))
+        assert prediction.mean.shape == expected.shape and (prediction.std > 0).any()
+
+
+def test_teacher_features(run) -> None:
+    images = open_source("digits").load("test").images[:4]
+    if run.config.method == "supervised-bbb":
+        with pytest.raises(BadInput, match="no teacher"):
+            run.teacher_features(images)
+    else:
+        assert not torch.equal(run.teacher_features(images), run.features(images))
+
+
+def test_the_untrained_encoder_is_that_of_step_zero(run, tmp_path) -> None:
+    images = open_source("digits").load("test").images[:5]
+    fresh = prepare(replace(SMALL, method=run.config.method), tmp_path / "fresh")
+    expected = features_of(fresh.learner.posterior.module.encoder, images)
+    assert torch.equal(features_of(run.untrained_encoder(), images), expected)
+    assert not torch.equal(run.features(images), expected)
+
+
+def test_features_do_not_hang_on_the_batch_size_and_leave_the_mode_alone(run) -> None:
+    images = open_source("digits").load("test").images[:30]
+    run.encoder.train()
+    torch.testing.assert_close(
+        features_of(run.encoder, images, batch_size=7), features_of(run.encoder, images), rtol=1e-4, atol=1e-5
+    )
+    assert run.encoder.training
+
+
+def test_images_of_another_shape_are_refused(run) -> None:
+    with pytest.raises(BadInput, match=r"\(N, 1, 8, 8\)"):
+        run.features(torch.zeros(2, 3, 8, 8))
+
+
+def test_evaluation_writes_flat_results_with_their_settings(run) -> None:
+    results = evaluate(run, say=lambda text: None)
+    stored = json.loads((run.folder / "results" / "evaluation.json").read_text())
+    assert stored == json.loads(json.dumps(results))
+    for key in ("top1", "top5", "ece", "brier", "reliability", "resolution", "nll"):
+        assert 0 <= stored[key] and {f"untrained.{key}", f"pixels.{key}"} <= set(stored)
+    assert stored["settings"]["train_images"] == 64 and stored["settings"]["test_images"] == 355
+    assert sum(row[0] for row in stored["bins"]) == 355
+    assert (stored["median_sigma"] is None) == (run.config.method == "byol")
+
+
+def test_a_source_without_labels_or_of_another_shape_cannot_be_evaluated(run, tmp_path) -> None:
+    pixels = np.zeros((4, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "x.npz", x_train=pixels, x_test=pixels)
+    with pytest.raises(BadInput, match="no labels"):
+        evaluate(run, f"npz:{tmp_path / 'x.npz'}", say=lambda text: None)
+    wide = np.zeros((4, 9, 9), dtype=np.uint8)
+    np.savez(tmp_path / "y.npz", x_train=wide, x_test=wide, y_train=[0, 1, 0, 1], y_test=[0, 1, 0, 1])
+    with pytest.raises(BadInput, match="shape"):
+        evaluate(run, f"npz:{tmp_path / 'y.npz'}", say=lambda text: None)
+
+
+def test_what_is_no_run_is_refused(tmp_path) -> None:
+    with pytest.raises(BadInput, match="no run"):
+        byov.load(tmp_path / "nowhere")
+    with pytest.raises(BadInput, match="no checkpoint"):
+        byov.load(tmp_path)
