@@ -11,15 +11,13 @@ Two kinds of numbers come from a key:
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 
 import torch
 from torch import Tensor
 
-# Numbers a chunk: 128 KiB of float32 stay in the second-level cache between the passes over them, and torch does not
-# split an operation this small over threads of its own, so that the chunks are the only parallelism.
-CHUNK = 1 << 15
+from byov.parallel import for_each
+
+CHUNK = 1 << 15  # numbers a chunk: 128 KiB of float32 stay in the second-level cache between the passes over them
 
 _MASK64 = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15  # splitmix64's increment: 2^64 / golden ratio
@@ -72,25 +70,9 @@ def uniforms(ids: Tensor, count: int, *key: int) -> Tensor:
     return ((bits >> 40) & 0xFFFFFF).to(torch.float32) * 2.0**-24  # the top 24 bits: all that a float32 holds
 
 
-@cache
-def _workers(count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count, thread_name_prefix="byov-noise")
-
-
 def in_chunks(count: int, work: Callable[[int, int, int], object]) -> None:
     """Calls work(chunk, start, stop) for the fixed chunks of range(count), over torch's threads, without autograd."""
-    chunks = [(i, start, min(start + CHUNK, count)) for i, start in enumerate(range(0, count, CHUNK))]
-    threads = max(min(torch.get_num_threads(), len(chunks)), 1)
-
-    @torch.no_grad()  # torch's gradient mode is a thread's own
-    def share(worker: int) -> None:
-        for chunk in chunks[worker::threads]:
-            work(*chunk)
-
-    if threads == 1:
-        share(0)
-    else:
-        list(_workers(threads).map(share, range(threads)))
+    for_each(lambda start: work(start // CHUNK, start, min(start + CHUNK, count)), range(0, count, CHUNK))
 
 
 def normal_(out: Tensor, *key: int) -> Tensor:

@@ -87,7 +87,7 @@ def test_evaluation_writes_flat_results_with_their_settings(run) -> None:
     stored = json.loads((run.folder / "results" / "evaluation.json").read_text())
     assert stored == json.loads(json.dumps(results))
     for key in ("top1", "top5", "ece", "brier", "reliability", "resolution", "nll"):
-        assert 0 <= stored[key] and {f"untrained.{key}", f"pixels.{key}"} <= set(stored)
+        assert stored[key] >= 0 and {f"untrained.{key}", f"pixels.{key}"} <= set(stored)
     assert stored["settings"]["train_images"] == 64 and stored["settings"]["test_images"] == 355
     assert sum(row[0] for row in stored["bins"]) == 355
     assert (stored["median_sigma"] is None) == (run.config.method == "byol")

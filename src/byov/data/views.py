@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from threading import Barrier
 from typing import NamedTuple
 
 import torch
@@ -21,6 +18,7 @@ from byov.config import View, Views
 from byov.data.colour import grey_, jitter_, solarise_
 from byov.data.resample import Boxes, blur_, resized_crop
 from byov.errors import BadInput
+from byov.parallel import for_each
 from byov.randomness import uniforms
 
 TRIES = 10  # of a crop, before the fallback: torchvision's RandomResizedCrop
@@ -157,33 +155,15 @@ def apply(images: Tensor, parameters: Parameters, size: int) -> Tensor:
         stop = start + step
         _fill(out[start:stop], images.index_select(0, source[start:stop]), parameters.part(start, stop))
 
-    threads = torch.get_num_threads() if cpu else 1
-    step = max(1, min(CHUNK // (images.shape[1] * size * size), -(-count // threads)))
+    share = -(-count // torch.get_num_threads())  # at least a chunk a thread
+    step = max(1, min(CHUNK // (images.shape[1] * size * size), share)) if cpu else max(1, count)
     if cpu:
         _keep_freed_memory()
-    if threads > 1:
-        list(_workers(threads).map(fill, range(0, count, step)))
+        # On two busy cores (load 5) a batch of 128 took three quarters of the time of torch's own threads at 32 px.
+        for_each(fill, range(0, count, step))
     else:
-        list(map(fill, range(0, count, step)))
+        fill(0)
     return out
-
-
-@cache
-def _workers(count: int) -> ThreadPoolExecutor:
-    """Threads which run torch's operations on one core each: they meet once a chunk, not once an operation.
-
-    On two busy cores (load 5) a batch of 128 took three quarters of the time of torch's own two threads at 32 px, and
-    between half and five sixths at 224 px.
-    """
-    started = Barrier(count)
-    pool = ThreadPoolExecutor(count, "byov-views", initializer=torch.set_num_threads, initargs=(1,))
-    list(pool.map(lambda _: started.wait(), range(count)))
-    torch.set_num_threads(count)  # the workers' calls also changed it here, but this one does not change it there
-    return pool
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=_workers.cache_clear)  # threads do not survive one
 
 
 def _fill(out: Tensor, images: Tensor, parameters: Parameters) -> None:

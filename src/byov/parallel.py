@@ -1,0 +1,39 @@
+"""Threads of our own, for work in chunks: they meet once a chunk, where torch's own threads meet once an operation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from threading import Barrier
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def for_each(work: Callable[[T], object], items: Iterable[T]) -> None:
+    """Calls work(item) for all items over torch's number of threads, each on one core, without autograd."""
+
+    @torch.no_grad()  # torch's gradient mode is a thread's own
+    def call(item: T) -> None:
+        work(item)
+
+    threads = torch.get_num_threads()
+    list(map(call, items) if threads == 1 else _workers(threads).map(call, items))
+
+
+@cache
+def _workers(count: int) -> ThreadPoolExecutor:
+    """Threads in which torch's operations use one core."""
+    started = Barrier(count)
+    pool = ThreadPoolExecutor(count, "byov", initializer=torch.set_num_threads, initargs=(1,))
+    list(pool.map(lambda _: started.wait(), range(count)))
+    torch.set_num_threads(count)  # the workers' calls also changed it here, but this one does not change it there
+    return pool
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_workers.cache_clear)  # threads do not survive one
