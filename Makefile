@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # One thread a process: with one process a core, more threads only wait for each other.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test lint bench
+.PHONY: help demo test lint bench picture
 .DEFAULT_GOAL := help
 
 help:
@@ -19,9 +19,10 @@ help:
 	@echo "make test   the whole test suite"
 	@echo "make lint   ruff, mypy, import-linter"
 	@echo "make bench  BYOV's step beside BYOL's: time and memory"
+	@echo "make picture  docs/report.png, a screenshot of the demo's page (needs chromium)"
 
 demo: $(VENV)/.stamp-demo
-	@if [ -e $(DEMO) ]; then echo "removing $(DEMO), the demo of an earlier time"; rm -rf $(DEMO); fi
+	@if [ -e $(DEMO) ]; then echo "removing $(DEMO), the demo of an earlier time"; rm -rf $(DEMO)/byov $(DEMO)/byol $(DEMO)/report.html; fi
 	$(BIN)/byov train digits --method byov --out $(DEMO)/byov $(DEMO_FLAGS)
 	$(BIN)/byov train digits --method byol --out $(DEMO)/byol $(DEMO_FLAGS)
 	$(BIN)/byov evaluate $(DEMO)/byov
@@ -40,6 +41,12 @@ lint: $(VENV)/.stamp-test
 bench: $(VENV)/.stamp-test
 	$(BIN)/python benchmarks/step.py
 
+picture:
+	@test -e $(DEMO)/report.html || { echo "run make demo first"; exit 2; }
+	chromium --headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync \
+	  --hide-scrollbars --user-data-dir="$$(mktemp -d)" --window-size=1200,1350 --screenshot=docs/report.png \
+	  "file://$(abspath $(DEMO)/report.html)"
+
 # ------------------------------------------------------------------------------------------------------------- set-up
 
 $(BIN)/python:
@@ -56,5 +63,5 @@ $(VENV)/.stamp-demo: pyproject.toml constraints.txt | $(BIN)/python
 # torchvision without its dependencies: all are there, and its wheel's idea of a torch may be a CUDA one.
 $(VENV)/.stamp-test: $(VENV)/.stamp-demo
 	$(PIP) --no-deps "$$(grep '^torchvision==' constraints.txt)"
-	$(PIP) --editable ".[test,lint,bench]"
+	$(PIP) --editable ".[test,lint]"
 	@touch $@

@@ -74,3 +74,27 @@ def test_forward_is_the_layers_own_afterwards() -> None:
         raise KeyError
     assert "forward" not in layer.__dict__
     assert torch.equal(posterior(x), before)
+
+
+def test_layers_of_ones_own_keep_their_forward() -> None:
+    class Scaled(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 100 * super().forward(x)
+
+    posterior = byov.Posterior(Scaled(3, 2), init_log_variance=-60.0)
+    x = torch.randn(2, 3)
+    with torch.no_grad():
+        expected = posterior(x)
+        with posterior.sampled(flipout=True):
+            torch.testing.assert_close(posterior(x), expected)
+
+
+def test_blocks_may_share_a_draw_but_not_the_signs() -> None:
+    posterior = byov.Posterior(nn.Linear(6, 5, bias=False), init_log_variance=-1.0)
+    x = torch.randn(1, 6)
+    outputs = []
+    with torch.no_grad():
+        for signs in (1, 2):
+            with posterior.sampled(generator(3), flipout=generator(signs)):
+                outputs.append((posterior.module.weight.clone(), posterior(x)))
+    assert torch.equal(outputs[0][0], outputs[1][0]) and not torch.equal(outputs[0][1], outputs[1][1])

@@ -416,8 +416,86 @@ def test_inference_leaves_no_graph_and_reuses_its_buffer() -> None:
 @given(st.integers(1, 5), st.integers(1, 5), st.floats(-12, 2))
 def test_kl_is_never_negative_and_zero_only_at_the_prior(inputs: int, outputs: int, log_variance: float) -> None:
     posterior = byov.Posterior(nn.Linear(inputs, outputs), init_log_variance=log_variance)
-    assert float(posterior.kl(priors.Standard())) >= 0
+    assert float(posterior.kl(priors.Standard()).detach()) >= 0
     with torch.no_grad():
         posterior.means.zero_()
         posterior.log_variances.zero_()
     assert float(posterior.kl(priors.Standard()).detach()) == 0
+
+
+def test_predicting_in_inference_mode_leaves_training_possible() -> None:
+    posterior = byov.Posterior(small())
+    x = torch.randn(2, 6)
+    with torch.inference_mode():
+        posterior.predict(x, draws=2)
+    with posterior.sampled():
+        posterior(x).sum().backward()
+    assert posterior.means.grad is not None
+
+
+def test_buffers_of_many_draws_are_not_all_kept() -> None:
+    posterior = byov.Posterior(small())
+    losses = []
+    for k in range(6):
+        with posterior.sampled(generator(k)):
+            losses.append(posterior(torch.ones(1, 6)).sum())
+    sum(losses).backward()
+    assert len(posterior._spares) <= 2
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_step_between_draw_and_backward_is_noticed(fused: bool) -> None:
+    posterior = byov.Posterior(small())
+    optimizer = torch.optim.AdamW(posterior.parameters(), lr=0.1, fused=fused)
+    with posterior.sampled():
+        losses = [posterior(torch.ones(1, 6)).sum() for _ in range(2)]
+    losses[0].backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="backward"):
+        losses[1].backward()
+
+
+def test_second_derivatives_are_refused_not_wrong() -> None:
+    posterior = byov.Posterior(small())
+    with posterior.sampled():
+        loss = posterior(torch.ones(1, 6)).square().sum()
+    gradient = torch.autograd.grad(loss, posterior.log_variances, create_graph=True)[0]
+    with pytest.raises(RuntimeError):
+        gradient.sum().backward()
+
+
+def test_a_module_that_cannot_be_wrapped_is_left_as_it_was() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
+    with pytest.raises(ValueError, match="dtype"):
+        byov.Posterior(net)
+    assert len(list(net.parameters())) == 4
+    plain = small()
+    byov.Posterior(plain)
+    with pytest.raises(ValueError, match="wrapped already"):
+        byov.Posterior(plain)
+    with pytest.raises(ValueError, match="chosen"):
+        byov.Posterior(nn.ReLU())
+
+
+def test_tied_weights_that_are_not_random_are_saved(tmp_path) -> None:
+    net = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False), nn.LayerNorm(3))
+    net[1].weight = net[0].weight
+    posterior = byov.Posterior(net, where=lambda module, name: isinstance(module, nn.LayerNorm))
+    posterior.save(tmp_path / "p.safetensors")
+    with torch.no_grad():
+        net[0].weight.zero_()
+    posterior.load(tmp_path / "p.safetensors")
+    assert net[1].weight is net[0].weight and net[0].weight.abs().sum() > 0
+
+
+def test_part_of_modules_with_two_paths() -> None:
+    shared = nn.Linear(2, 2)
+    net = nn.ModuleDict({"a": nn.Sequential(shared), "b": nn.Sequential(shared, nn.Linear(2, 2))})
+    posterior = byov.Posterior(net)
+    with torch.no_grad():
+        posterior.log_variances.normal_()
+    part = posterior.part("b")
+    assert part.segments.numel == 12
+    own, whole = part.segments.named(part.log_variances), posterior.segments.named(posterior.log_variances)
+    assert torch.equal(own["0.weight"], whole["a.0.weight"]) and torch.equal(own["1.bias"], whole["b.1.bias"])
+    assert posterior.part("").segments.numel == posterior.segments.numel

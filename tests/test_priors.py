@@ -108,13 +108,27 @@ def test_a_prior_reads_its_tensors_afresh() -> None:
     mean = torch.zeros(N, dtype=torch.float64)
     prior = priors.TeacherMean(mean)
     means, log_variances = flat(4)
-    before = float(prior.kl(means, log_variances))
+    before = float(prior.kl(means, log_variances).detach())
     mean.add_(1)
-    assert float(prior.kl(means, log_variances)) != before
+    assert float(prior.kl(means, log_variances).detach()) != before
     kept = priors.Pretrained(mean, 1.0)
-    value = float(kept.kl(means, log_variances))
+    value = float(kept.kl(means, log_variances).detach())
     mean.add_(1)
-    assert float(kept.kl(means, log_variances)) == value  # given weights do not move
+    assert float(kept.kl(means, log_variances).detach()) == value  # given weights do not move
+
+
+def test_a_subclass_with_a_kl_of_its_own_is_asked() -> None:
+    class Doubled(priors.Standard):
+        def kl(self, means: Tensor, log_variances: Tensor) -> Tensor:
+            return 2 * super().kl(means, log_variances)
+
+    posterior = byov.Posterior(nn.Linear(3, 2))
+    assert priors.add_kl(posterior, Doubled(), 1.0) == 2 * posterior.kl(priors.Standard()).detach()
+
+
+def test_add_kl_checks_shapes_too() -> None:
+    with pytest.raises(ValueError, match="weights"):
+        priors.add_kl(byov.Posterior(nn.Linear(3, 2)), priors.TeacherMean(torch.zeros(1)), 1.0)
 
 
 def test_wrong_shapes_and_variances_are_refused() -> None:

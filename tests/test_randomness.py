@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from byov import randomness
+from byov.parallel import for_each
 
 
 def test_fold_equals_splitmix64_by_hand() -> None:
@@ -79,3 +80,19 @@ def test_permutation_is_keyed() -> None:
     assert torch.equal(randomness.permutation(50, 1, 2), randomness.permutation(50, 1, 2))
     assert not torch.equal(randomness.permutation(50, 1, 2), randomness.permutation(50, 1, 3))
     assert sorted(randomness.permutation(50, 1).tolist()) == list(range(50))
+
+
+def test_workers_use_one_core_each() -> None:
+    seen = []
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        for_each(lambda _: seen.append((torch.ones(200_000).sum(), torch.get_num_threads())), range(6))
+        assert {threads for _, threads in seen} == {1} and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_no_two_chunks_of_a_draw_share_a_seed() -> None:
+    seeds = {randomness.chunk_generator(2**40 - 3, i).initial_seed() for i in range(5000)}
+    assert len(seeds) == 5000 and max(seeds) < 2**32

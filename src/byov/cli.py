@@ -35,8 +35,6 @@ class Train:
     """Go on with the run in --out exactly where it stopped."""
     extend: Annotated[int | None, arg(metavar="EPOCHS")] = None
     """Lengthen the finished run in --out by this many epochs."""
-    init: Annotated[str | None, arg(metavar="WEIGHTS")] = None
-    """Start from the weights of a run folder or a .safetensors file."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
 
 
@@ -53,7 +51,7 @@ class Evaluate:
     threads: int | None = None
     """CPU threads. Unset: one a core."""
     device: str = "auto"
-    """auto, cpu, cuda or mps."""
+    """auto, cpu or cuda."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,7 @@ def _train(arguments: list[str]) -> int:
 
     console = Console(stderr=True, highlight=False)
     with disk_space_checked(options.out):
-        trainer = prepare(options.config, options.out, resume=options.resume, extend=options.extend, init=options.init)
+        trainer = prepare(options.config, options.out, resume=options.resume, extend=options.extend)
         if trainer.processes.rank == 0:
             console.print(describe(trainer, origin), soft_wrap=True, markup=False)
             console.print(_duration(estimate_seconds(trainer)))
@@ -180,7 +178,7 @@ def _evaluate(arguments: list[str]) -> int:
     import torch
     from rich.console import Console
 
-    from byov.evaluation.evaluate import evaluate
+    from byov.evaluation.evaluate import evaluate, results_path
     from byov.evaluation.run import load
     from byov.training.resolve import resolve_device
 
@@ -194,7 +192,7 @@ def _evaluate(arguments: list[str]) -> int:
         say = lambda text: console.print(text, soft_wrap=True, markup=False)  # noqa: E731
         results = evaluate(run, options.data, options.teacher, say=say)
     print(_measures(str(options.run), results))
-    print(f"written: {options.run / 'results' / 'evaluation.json'}")
+    print(f"written: {results_path(run, options.data or run.config.data, options.teacher)}")
     return DONE
 
 

@@ -174,12 +174,14 @@ class Config:
     """What to train."""
     images: int | None = None
     """Train on a fixed random subset of this many images (the same for every seed). Unset: all of them."""
+    init: str | None = None
+    """Start from the weights of a run folder or a .safetensors file."""
     seed: int = 0
     """Seed of everything random."""
     threads: int | None = None
     """CPU threads. Unset: one a core."""
     device: str = "auto"
-    """auto, cpu, cuda or mps."""
+    """auto, cpu or cuda."""
     precision: Literal["32-true", "bf16-mixed", "64-true"] = "32-true"
     """Arithmetic of the network; the KL and the posterior stay in float32 (float64 with 64-true)."""
     model: Model = field(default_factory=Model)

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from byov.randomness import generator
 from byov.segments import CONVOLUTIONS
 
 
@@ -41,14 +40,19 @@ def _convolution(layer: nn.Conv2d, mean: Tensor, rng: torch.Generator, x: Tensor
     return at_mean + delta * r
 
 
+def _can_flip(layer: nn.Module) -> bool:
+    """Whether this is torch's own Linear or convolution: what a subclass's forward does with the weight is unknown."""
+    own = "forward" in layer.__dict__
+    return not own and type(layer).forward in [kind.forward for kind in (nn.Linear, *CONVOLUTIONS)]
+
+
 @contextmanager
-def flipped(means: Mapping[nn.Module, Tensor], seed: int, device: torch.device) -> Iterator[None]:
+def flipped(means: Mapping[nn.Module, Tensor], rng: torch.Generator) -> Iterator[None]:
     """While this lasts, the layers in `means` (layer -> mean of its weight) use per-image signs."""
-    rng = generator(seed, 1, device=device)
-    layers = [layer for layer in means if isinstance(layer, (nn.Linear, *CONVOLUTIONS))]
+    layers = [layer for layer in means if _can_flip(layer)]
     for layer in layers:
         forward = _linear if isinstance(layer, nn.Linear) else _convolution
-        layer.forward = partial(forward, layer, means[layer], rng)  # type: ignore[arg-type, method-assign]
+        layer.forward = partial(forward, layer, means[layer], rng)  # type: ignore[arg-type]
     try:
         yield
     finally:

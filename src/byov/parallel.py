@@ -29,7 +29,12 @@ def for_each(work: Callable[[T], object], items: Iterable[T]) -> None:
 def _workers(count: int) -> ThreadPoolExecutor:
     """Threads in which torch's operations use one core."""
     started = Barrier(count)
-    pool = ThreadPoolExecutor(count, "byov", initializer=torch.set_num_threads, initargs=(1,))
+
+    def one_core() -> None:
+        torch.get_num_threads()  # first, or torch later sets this thread to the process's number after all
+        torch.set_num_threads(1)
+
+    pool = ThreadPoolExecutor(count, "byov", initializer=one_core)
     list(pool.map(lambda _: started.wait(), range(count)))
     torch.set_num_threads(count)  # the workers' calls also changed it here, but this one does not change it there
     return pool

@@ -22,13 +22,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from byov import flipout as flipout_
 from byov import randomness
 from byov.errors import BadInput
-from byov.segments import Flattened, Where
+from byov.flipout import flipped
+from byov.segments import Flattened, Where, untied
 
 FORMAT = "byov-posterior-1"
+SPARES = 2  # buffers kept for coming draws: one a view, where each view has its own draw
 
 
 class Prior(Protocol):
@@ -53,11 +55,16 @@ def draw_(out: Tensor, means: Tensor, log_variances: Tensor, seed: int) -> Tenso
         return out.mul_(torch.exp(log_variances * 0.5)).add_(means)
 
     def chunk(index: int, start: int, stop: int) -> None:
-        w = out[start:stop].normal_(generator=randomness.generator(seed, index))
+        w = out[start:stop].normal_(generator=randomness.chunk_generator(seed, index))
         w.mul_(log_variances[start:stop].mul(0.5).exp_()).add_(means[start:stop])
 
     randomness.in_chunks(out.numel(), chunk)
     return out
+
+
+def _sample(means: Tensor) -> Tensor:
+    """A few of the means: torch's fused optimizers change them without counting up their version."""
+    return means.detach()[:: max(1, means.numel() // 16)].clone()
 
 
 class _Draw(torch.autograd.Function):
@@ -68,14 +75,15 @@ class _Draw(torch.autograd.Function):
         weights = draw_(posterior._lend(), means, log_variances, seed)
         # Kept on ctx, not by save_for_backward: accumulated micro-batches go back through one draw several times.
         ctx.posterior, ctx.means, ctx.weights = posterior, means, weights
-        ctx.versions = (means._version, weights._version)
+        ctx.versions, ctx.sample = (means._version, weights._version), _sample(means)
         ctx.set_materialize_grads(False)
         return tuple(posterior.segments.views(weights))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor, None, None]:
         means, weights = ctx.means, ctx.weights
-        if ctx.versions != (means._version, weights._version):
+        if ctx.versions != (means._version, weights._version) or not torch.equal(ctx.sample, _sample(means)):
             raise RuntimeError("backward after the means changed or another draw was made: call backward() first.")
         to_means = ctx.posterior.segments.gather(grads, torch.empty_like(means))
         to_log_variances = torch.sub(weights, means).mul_(to_means).mul_(0.5)
@@ -114,11 +122,14 @@ class Posterior(Flattened):
             self.rest()
 
     @contextmanager
-    def sampled(self, generator: torch.Generator | None = None, *, flipout: bool = False) -> Iterator[Self]:
+    def sampled(
+        self, generator: torch.Generator | None = None, *, flipout: bool | torch.Generator = False
+    ) -> Iterator[Self]:
         """One draw of the weights for the block; the means are back after it.
 
         `backward` works inside or after the block, until the next draw. The noise depends on the generator's state
-        alone, not on the number of threads. With `flipout`, each image sees the draw under signs of its own.
+        alone, not on the number of threads. With `flipout`, each image sees the draw under random signs of its own
+        (from this generator, if one is given: several blocks may then share a draw, but not the signs).
         """
         if self._sampling:
             raise RuntimeError("already inside `sampled`: leave that block before making another draw.")
@@ -133,7 +144,11 @@ class Posterior(Flattened):
         self.segments.show(shown)
         self._sampling = True
         try:
-            with flipout_.flipped(self._mean_weights(), seed, self.means.device) if flipout else nullcontext():
+            if isinstance(flipout, bool):
+                signs = randomness.generator(seed, 1, device=self.means.device) if flipout else None
+            else:
+                signs = flipout
+            with nullcontext() if signs is None else flipped(self._mean_weights(), signs):
                 yield self
         finally:
             self._sampling = False
@@ -173,24 +188,31 @@ class Posterior(Flattened):
 
     def unwrapped(self) -> nn.Module:
         """A copy of the module as it would be had it never been wrapped: random weights at their means."""
+        return self._unwrapped_twin().module
+
+    def _unwrapped_twin(self) -> Posterior:
         twin = copy.deepcopy(self)
         parameters = [nn.Parameter(view.clone()) for view in twin.segments.views(twin.means.detach())]
         for owner, attribute, index in twin.segments.slots:
             delattr(owner, attribute)
             owner.register_parameter(attribute, parameters[index])
-        return twin.module
+        return twin
 
     def part(self, name: str) -> Posterior:
         """A posterior over one submodule: a copy of its module, means and log-variances."""
-        whole = self.unwrapped()
-        paths = {module: path for path, module in self.module.named_modules()}
-        random = {f"{paths[owner]}.{attribute}": index for owner, attribute, index in self.segments.slots}
-        paths = {module: path for path, module in whole.named_modules()}
-        part = Posterior(whole.get_submodule(name), where=lambda m, attribute: f"{paths[m]}.{attribute}" in random)
+        twin = self._unwrapped_twin()
+        module = twin.module.get_submodule(name)
+        inside = set(module.modules())
+        random = {(owner, attribute): index for owner, attribute, index in twin.segments.slots if owner in inside}
+        part = (
+            Posterior(module, where=lambda m, attribute: (m, attribute) in random)
+            if random
+            else Posterior(module, "none")
+        )
         with torch.no_grad():
-            for segment in part.segments:
-                source = self.segments[random[f"{name}.{segment.name}"]]
-                part.log_variances[segment.offset : segment.stop] = self.log_variances[source.offset : source.stop]
+            own, whole = part.segments.views(part.log_variances), self.segments.views(self.log_variances)
+            for owner, attribute, index in part.segments.slots:
+                own[index].copy_(whole[random[owner, attribute]])
         return part
 
     # -------------------------------------------------------------------------------------------------- save and load
@@ -200,7 +222,7 @@ class Posterior(Flattened):
 
     def save(self, path: str | Path) -> None:
         """Writes the posterior as safetensors."""
-        save_file({k: v.contiguous() for k, v in self.tensors().items()}, str(path), metadata={"format": FORMAT})
+        save_file(untied(self.tensors()), str(path), metadata={"format": FORMAT})
 
     def load(self, path: str | Path) -> Self:
         """Reads what `save` wrote, into a posterior over the same kind of module."""
@@ -224,7 +246,8 @@ class Posterior(Flattened):
         return self._spares.pop() if self._spares else torch.empty_like(self.means.detach())
 
     def _give_back(self, weights: Tensor) -> None:
-        if not any(spare is weights for spare in self._spares):
+        fits = weights.dtype == self.means.dtype and weights.device == self.means.device and not weights.is_inference()
+        if fits and len(self._spares) < SPARES and not any(spare is weights for spare in self._spares):
             self._spares.append(weights)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from byov.posterior import Posterior, Prior
 from byov.randomness import CHUNK, in_chunks
@@ -26,7 +27,7 @@ Number = Tensor | float
 
 def add_kl(posterior: Posterior, prior: Prior, scale: float) -> Tensor:
     """Adds the gradient of scale * KL[q || prior] to the posterior's gradients; returns the KL."""
-    if not isinstance(prior, Gaussian):
+    if not isinstance(prior, Gaussian) or type(prior).kl is not Gaussian.kl:  # a user's own
         kl = posterior.kl(prior)
         (scale * kl).backward()  # type: ignore[no-untyped-call]
         return kl.detach()
@@ -50,10 +51,6 @@ class Gaussian:
 
     def kl(self, means: Tensor, log_variances: Tensor) -> Tensor:
         """KL[q || this], summed over the weights in float32 (float64 for float64); differentiable in both arguments."""
-        for value in (self.mean, self.variance):
-            if isinstance(value, Tensor) and value.shape != means.shape:
-                sizes = f"{tuple(value.shape)} weights, the posterior over {tuple(means.shape)}"
-                raise ValueError(f"the prior is over {sizes}.")
         return _GaussianKL.apply(means, log_variances, self)  # type: ignore[no-any-return, no-untyped-call]
 
     @torch.no_grad()
@@ -61,6 +58,10 @@ class Gaussian:
         self, means: Tensor, log_variances: Tensor, gradients: tuple[Tensor, Tensor] | None = None, scale: float = 1.0
     ) -> Tensor:
         """The KL; adds scale * its gradient to `gradients`, in place, chunk by chunk: one pass over memory."""
+        for value in (self.mean, self.variance):
+            if isinstance(value, Tensor) and value.shape != means.shape:
+                sizes = f"{tuple(value.shape)} weights, the posterior over {tuple(means.shape)}"
+                raise ValueError(f"the prior is over {sizes}.")
         precise = torch.promote_types(means.dtype, torch.float32)
         sums = torch.zeros(-(-means.numel() // CHUNK), dtype=torch.float64, device=means.device)
 
@@ -76,7 +77,10 @@ class Gaussian:
                 gradients[0][start:stop].add_(pull, alpha=scale)
                 gradients[1][start:stop].add_(ratio.sub_(1), alpha=0.5 * scale)
 
-        in_chunks(means.numel(), chunk)
+        if means.device.type == "cpu":
+            in_chunks(means.numel(), chunk)
+        elif means.numel():
+            chunk(0, 0, means.numel())  # a GPU wants few large operations
         return sums.sum().to(precise)
 
     def _slice(self, start: int, stop: int, dtype: torch.dtype) -> tuple[Number, Number, Number]:
@@ -97,6 +101,7 @@ class _GaussianKL(torch.autograd.Function):
         return prior.evaluate(means, log_variances)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         means, log_variances, *_ = ctx.saved_tensors
         gradients = torch.zeros_like(means), torch.zeros_like(log_variances)

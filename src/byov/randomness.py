@@ -41,6 +41,11 @@ def fold(*key: int) -> int:
     return state >> 1
 
 
+def chunk_generator(seed: int, chunk: int) -> torch.Generator:
+    """A generator for a chunk of a draw. torch's looks at 32 bits on a CPU: counted up, no two chunks share them."""
+    return torch.Generator().manual_seed((seed + chunk) & 0xFFFFFFFF)
+
+
 def generator(*key: int, device: torch.device | str = "cpu") -> torch.Generator:
     """A fresh torch generator for this key."""
     return torch.Generator(device=device).manual_seed(fold(*key))
@@ -79,5 +84,6 @@ def normal_(out: Tensor, *key: int) -> Tensor:
     """Fills a flat tensor with N(0, 1), independent for every key, in place."""
     if out.device.type != "cpu":
         return out.normal_(generator=generator(*key, device=out.device))
-    in_chunks(out.numel(), lambda i, start, stop: out[start:stop].normal_(generator=generator(*key, i)))
+    seed = fold(*key)
+    in_chunks(out.numel(), lambda i, start, stop: out[start:stop].normal_(generator=chunk_generator(seed, i)))
     return out

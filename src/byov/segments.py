@@ -125,13 +125,19 @@ def flatten(module: nn.Module, where: Where) -> tuple[Segments, Tensor]:
             if parameter is not None and parameter.requires_grad and parameter.is_floating_point():
                 owners.setdefault(parameter, []).append((f"{path}.{attribute}".lstrip("."), owner, attribute))
 
+    taken = {p: places for p, places in owners.items() if any(chosen(owner, name) for _, owner, name in places)}
+    if not taken and where != "none":
+        raise ValueError(
+            "no trainable parameter was chosen: check `where`, requires_grad, and whether it is wrapped already."
+        )
+    if len({(parameter.dtype, parameter.device) for parameter in taken}) > 1:
+        raise ValueError("the chosen parameters differ in dtype or device: convert the module first, with .to(...).")
+
     table: list[Segment] = []
     slots: list[tuple[nn.Module, str, int]] = []
     values: list[Tensor] = []
     offset = 0
-    for parameter, places in owners.items():
-        if not any(chosen(owner, attribute) for _, owner, attribute in places):
-            continue
+    for parameter, places in taken.items():
         name, first, attribute = places[0]
         table.append(Segment(name, offset, parameter.shape, kind_of(first, attribute)))
         offset += parameter.numel()
@@ -139,13 +145,22 @@ def flatten(module: nn.Module, where: Where) -> tuple[Segments, Tensor]:
         for _, owner, attribute in places:
             slots.append((owner, attribute, len(table) - 1))
             del owner._parameters[attribute]
-    if len({(value.dtype, value.device) for value in values}) > 1:
-        raise ValueError("the chosen parameters differ in dtype or device; convert the module first, with .to(...).")
     like = next((t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()), torch.empty(0))
     flat = torch.cat(values) if values else like.new_empty(0)
     segments = Segments(table, slots)
     segments.show(segments.views(flat))
     return segments, flat
+
+
+def untied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, those that share memory (tied weights that are not random) copied: safetensors wants it so."""
+    seen: set[int] = set()
+    apart: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        shared = tensor.data_ptr() in seen and tensor.numel() > 0
+        apart[name] = tensor.clone() if shared else tensor.contiguous()
+        seen.add(tensor.data_ptr())
+    return apart
 
 
 class Flattened(nn.Module):

@@ -12,7 +12,7 @@ TINY = Size(16, 2, 2)
 
 @pytest.mark.parametrize("positions", ["sincos", "learned"])
 @pytest.mark.parametrize("pool", ["mean", "cls"])
-@pytest.mark.parametrize(("stem", "patch"), [("patch", 4), ("conv", 4), ("patch", 3)])
+@pytest.mark.parametrize(("stem", "patch"), [("patch", 4), ("conv", 4), ("patch", 3), ("conv", 6), ("conv", 3)])
 def test_shapes_for_any_image_patch_and_channels(positions: str, pool: str, stem: str, patch: int) -> None:
     vit = ViT((12, 24), patch, 5, TINY, stem, positions, pool)
     assert vit(torch.randn(3, 5, 12, 24)).shape == (3, 16)
@@ -58,7 +58,7 @@ def test_initial_weights_are_the_papers() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "word"),
-    [({"patch": 5}, "divide"), ({"heads": 3}, "heads"), ({"stem": "conv", "patch": 6}, "power of two")],
+    [({"patch": 5}, "divide"), ({"heads": 3}, "heads"), ({"depth": 0}, "depth")],
 )
 def test_what_cannot_work_is_refused(changes: dict[str, object], word: str) -> None:
     with pytest.raises(BadInput, match=word):

@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from byov.config import Config, Model, Optim, Posterior, View, Views, flatten, to_dict
+from byov.backbones import build_encoder
+from byov.config import Config, Model, Optim, Posterior, View, Views, flatten, merge, read_recipe, to_dict
 from byov.errors import BadInput
 from byov.training.resolve import choose_recipe, resolve, resolve_device
 
@@ -11,7 +12,7 @@ GREY = (1, 8, 8)
 
 def test_nothing_is_left_open_but_what_none_means() -> None:
     left = {k for k, v in flatten(to_dict(resolve(Config(), GREY, 100, flips=True))).items() if v is None}
-    assert left == {"monitor.checkpoint_steps"}
+    assert left == {"monitor.checkpoint_steps", "init"}
 
 
 def test_resolving_twice_changes_nothing() -> None:
@@ -34,7 +35,9 @@ def test_flips_and_blur_hang_on_the_images() -> None:
     assert resolve(Config(), (3, 32, 32), 100, flips=True).views.first.blur == 0
 
 
-@pytest.mark.parametrize(("side", "patch"), [(8, 2), (32, 8), (28, 7), (64, 16), (224, 16)])
+@pytest.mark.parametrize(
+    ("side", "patch"), [(8, 2), (32, 8), (28, 7), (30, 6), (64, 16), (100, 20), (224, 16), (225, 15)]
+)
 def test_patch(side: int, patch: int) -> None:
     assert resolve(Config(), (3, side, side), 100, flips=True).model.patch == patch
 
@@ -79,3 +82,33 @@ def test_chosen_recipes_exist() -> None:
 
     for side in (8, 28, 32, 64, 224):
         assert find_recipe(choose_recipe(side)).is_file()
+
+
+def test_the_chosen_recipe_works_for_images_of_almost_any_side() -> None:
+    for side in [side for side in range(8, 130) if any(side % d == 0 for d in range(2, side // 2 + 1))]:
+        config = resolve(read_recipe(choose_recipe(side)), (3, side, side), 50, flips=True)
+        assert config.model.patch is not None and side % config.model.patch == 0
+        build_encoder(config.model, (3, side, side))
+    with pytest.raises(BadInput, match="resize"):
+        resolve(Config(), (3, 97, 97), 50, flips=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"optim": {"batch_size": 10, "accumulate": 4}},
+        {"optim": {"betas": [0.9, 1.5]}},
+        {"optim": {"weight_decay": -1.0}},
+        {"model": {"depth": 0}},
+        {"model": {"width": -4}},
+        {"model": {"patch": 0}},
+        {"model": {"head_hidden": 0}},
+        {"posterior": {"variance_floor": 0.0}},
+        {"monitor": {"checkpoint_steps": 0}},
+        {"views": {"first": {"brightness": 3.0}}},
+        {"views": {"second": {"blur_sigma": [0.0, 0.0]}}},
+    ],
+)
+def test_numbers_out_of_range_are_refused_not_replaced(change: dict[str, object]) -> None:
+    with pytest.raises(BadInput):
+        resolve(merge(Config(), change, "here"), GREY, 100, flips=True)

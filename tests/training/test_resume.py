@@ -283,7 +283,7 @@ def test_extend(tmp_path: Path) -> None:
 def test_extend_with_a_pretrained_prior(tmp_path: Path) -> None:
     finish(prepare(small(), tmp_path / "first"))
     config = small({"posterior": {"prior": "pretrained"}}, epochs=1)
-    finish(prepare(config, tmp_path / "second", init=str(tmp_path / "first")))
+    finish(prepare(dataclasses.replace(config, init=str(tmp_path / "first")), tmp_path / "second"))
     prior = load_file(last(tmp_path / "second"))["prior.mean"]
     longer = prepare(read_config(tmp_path / "second" / "config.yaml"), tmp_path / "second", extend=1)
     finish(longer)
@@ -301,7 +301,7 @@ def test_init_from_a_run_and_from_a_file(tmp_path: Path) -> None:
     for name, init in {"run": tmp_path / "first", "file": tmp_path / "encoder.safetensors"}.items():
         for method in ("byov", "byol", "supervised"):
             out = tmp_path / f"{name}-{method}"
-            prepare(small({"method": method, "seed": 1}), out, init=str(init))
+            prepare(small({"method": method, "seed": 1, "init": str(init)}), out)
             started = encoder_weights(out)
             assert all(torch.equal(started[key], weights[key]) for key in weights)
             finish(prepare(small({"method": method, "seed": 1}), out, resume=True))

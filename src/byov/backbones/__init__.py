@@ -38,6 +38,9 @@ class Encoder(nn.Module):
             )
         if images.dtype == torch.uint8:
             images = images.to(self.pixel_mean.dtype) / 255
+        elif not images.is_floating_point():
+            raise BadInput(f"images are uint8, or floats from 0 to 1, not {images.dtype}: convert them first.")
+        images = images.to(self.pixel_mean.dtype)
         return self.backbone((images - self.pixel_mean) / self.pixel_std)  # type: ignore[no-any-return]
 
 
@@ -48,7 +51,11 @@ def backbone_size(config: Model) -> Size:
         known = ", ".join(f"vit-{name}" for name in SIZES)
         raise BadInput(f"there is no backbone {config.backbone!r}; use one of: {known}.")
     named = SIZES[name]
-    return Size(config.width or named.width, config.depth or named.depth, config.heads or named.heads)
+    given = (config.width, config.depth, config.heads)
+    size = Size(*(own if value is None else value for value, own in zip(given, named, strict=True)))
+    if min(size) < 1:
+        raise BadInput(f"model.width, model.depth and model.heads must be at least 1, not {tuple(size)}.")
+    return size
 
 
 def build_encoder(config: Model, image_shape: Sequence[int]) -> Encoder:

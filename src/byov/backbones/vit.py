@@ -68,22 +68,20 @@ class Block(nn.Module):
 class ConvStem(nn.Sequential):
     """Halves the image until a token is left for each patch (Xiao et al., 2021: "Early convolutions").
 
+    The last layer takes what of the patch is no power of two (7 of 28 pixels, say: then it is the plain stem).
     One convolution a level: a second one would double the stem's cost, from a third to two thirds of the four blocks of
     vit-micro on a CPU.
     """
 
     def __init__(self, channels: int, width: int, patch: int) -> None:
-        halvings = int(math.log2(patch))
-        if 2**halvings != patch:
-            raise BadInput(
-                f"the convolutional stem wants a patch that is a power of two, not {patch}: set model.patch."
-            )
+        halvings = (patch & -patch).bit_length() - 1  # how often 2 divides the patch
+        rest = patch >> halvings
         layers: list[nn.Module] = []
         for i in range(halvings):
             out = max(width >> (halvings - 1 - i), 16)
             layers += [nn.Conv2d(channels, out, 3, stride=2, padding=1), nn.GroupNorm(1, out), nn.ReLU(inplace=True)]
             channels = out
-        super().__init__(*layers, nn.Conv2d(channels, width, 1))
+        super().__init__(*layers, nn.Conv2d(channels, width, rest, stride=rest))
 
 
 class ViT(nn.Module):
@@ -145,7 +143,7 @@ def _initialise_tokens(layer: nn.Module) -> None:
 
 
 def initialise(module: nn.Module) -> None:
-    """The paper's initial means: weights of Linear and convolution trunc_normal(std=0.02), biases 0 (appendix C)."""
+    """The paper's initial means: weights trunc_normal(std=0.02), biases 0 (appendix C); for tokens, see above."""
     if isinstance(module, nn.Linear | nn.Conv2d):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:

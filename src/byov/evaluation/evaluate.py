@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -41,7 +43,7 @@ def evaluate(
     for name, baseline in baselines.items():
         beside = probe_results(baseline(train.images), baseline(test.images), train, test)
         results |= {f"{name}.{key}": value for key, value in beside.items() if key != "bins"}
-    sigma = run.encoder.sigma
+    sigma = run.learner.posterior.sigma  # of all random weights, heads too
     results["median_sigma"] = float(sigma.median()) if sigma.numel() else None
     results["settings"] = {
         "run": str(run.folder),
@@ -50,11 +52,17 @@ def evaluate(
         "train_images": len(train),
         "test_images": len(test),
         "encoder": "teacher" if teacher else "student at its means",
-        "probe": "multinomial logistic regression, converged; L2 chosen on a held-out fifth of the training images",
+        "probe": "multinomial logistic regression; L2 chosen on a held-out fifth of the training images",
         "knn": {"k": 20, "temperature": 0.07},
     }
-    write_json(run.folder / "results" / "evaluation.json", results)
+    write_json(results_path(run, data, teacher), results)
     return results
+
+
+def results_path(run: Run, data: str, teacher: bool) -> Path:
+    """`evaluation.json` is the student on the run's own data; anything else has a name of its own."""
+    other = "" if data == run.config.data else "-" + re.sub(r"[^\w.]+", "-", data).strip("-")
+    return run.folder / "results" / f"evaluation{other}{'-teacher' if teacher else ''}.json"
 
 
 def probe_results(train_features: Tensor, test_features: Tensor, train: ImageSet, test: ImageSet) -> dict[str, Any]:
@@ -70,11 +78,14 @@ def probe_results(train_features: Tensor, test_features: Tensor, train: ImageSet
         "ece": ece(probabilities, test.labels),
         "brier": brier(probabilities, test.labels),
         "reliability": parts.reliability,
+        "reliability_jensen": parts.reliability_jensen,
         "resolution": parts.resolution,
+        "within_group": parts.within_group,
         "uncertainty": parts.uncertainty,
         "nll": nll(probabilities, test.labels),
         "knn": knn_accuracy(train_features, train.labels, test_features, test.labels),
         "probe_l2": probe.l2,
         "probe_gradient_norm": probe.gradient_norm,
+        "probe_converged": probe.converged,
         "bins": [list(b) for b in reliability_bins(probabilities, test.labels)],
     }

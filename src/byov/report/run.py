@@ -90,6 +90,9 @@ def load_run(path: Path, name: str | None = None) -> Run:
         missing.append(f"Not evaluated yet: `byov evaluate {path} --data {config.data}` adds accuracy and calibration.")
     elif not _bins(results):
         missing.append("The results hold no bins, so there is no reliability diagram.")
+    step = results.get("settings", {}).get("step")
+    if step is not None and metrics and step < metrics[-1]["step"]:
+        missing.append(f"Evaluated at step {step}, but trained on to {metrics[-1]['step']} since: evaluate again.")
     summary = _read_object(path / "summary.json")
     if not summary:
         missing.append("No summary.json: training has not ended; speed and memory are those logged so far.")

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from byov.errors import BadInput
 from byov.files import write_atomically
+from byov.segments import untied
 
 FORMAT = "byov-checkpoint-1"
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
     """Writes a checkpoint, atomically."""
-    cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    cpu = untied({name: tensor.detach().cpu() for name, tensor in tensors.items()})
     metadata = {"format": FORMAT, "state": json.dumps(dict(state))}
     write_atomically(path, lambda temporary: save_file(cpu, str(temporary), metadata=metadata))
 

@@ -5,7 +5,6 @@ Both have the same face: `posterior`, `teacher` (or None), `prior` (None where n
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -24,7 +23,7 @@ from byov.training.networks import Classifier, Student
 from byov.training.teacher import Teacher
 
 # The first part of every key says what the numbers are for, so that no two uses share them.
-INIT, ORDER, VIEWS, NOISE, DROPOUT = range(5)
+INIT, ORDER, VIEWS, NOISE, DROPOUT, SIGNS = range(6)
 
 
 class Batch(NamedTuple):
@@ -77,7 +76,7 @@ class SelfSupervised:
                 with self.posterior.sampled(generator(*key, i)):
                     outputs.append(self.posterior(v))
         else:
-            with self.posterior.sampled(generator(*key), flipout=self.config.posterior.draw == "flipout"):
+            with self.posterior.sampled(generator(*key), flipout=signs_of(batch, self.config, key)):
                 outputs = [self.posterior(v) for v in views]
         nll = byol.loss(outputs[0].prediction, outputs[1].prediction, targets[0], targets[1])
         return Loss(nll, outputs[0].features.detach(), outputs[0].projection.detach())
@@ -100,9 +99,16 @@ class Supervised:
         seed = fold(VIEWS, self.config.seed)
         with torch.autocast(batch.images.device.type, enabled=False):
             images = view(batch.images, batch.ids, self.config.views.first, self.image_size, seed, batch.epoch, 0)
-        with self.posterior.sampled(generator(*key), flipout=self.config.posterior.draw == "flipout"):
+        with self.posterior.sampled(generator(*key), flipout=signs_of(batch, self.config, key)):
             features, logits = self.posterior(images.to(self.posterior.means.dtype))
         return Loss(supervised.loss(logits, batch.labels), features.detach(), None)
+
+
+def signs_of(batch: Batch, config: Config, key: tuple[int, ...]) -> torch.Generator | bool:
+    """Where flipout is on, the signs' generator: micro-batches and processes may share a draw, but not the signs."""
+    if config.posterior.draw != "flipout":
+        return False
+    return generator(SIGNS, *key, int(batch.ids[0]), device=batch.images.device)
 
 
 def build_prior(config: Config, posterior: Posterior, teacher: Teacher | None) -> Prior | None:
@@ -114,13 +120,12 @@ def build_prior(config: Config, posterior: Posterior, teacher: Teacher | None) -
         return priors.Standard()
     if settings.prior == "pretrained":
         return priors.Pretrained(posterior.means, settings.prior_std)  # --init sets the means before this is read
-    if teacher is None:
-        raise BadInput(f"the prior {settings.prior!r} needs a teacher, which {config.method} has not: use standard.")
+    assert teacher is not None, "resolve the config first"
     if settings.prior == "teacher_mean":
         return priors.TeacherMean(teacher.means)
     assert teacher.variance is not None
-    floor = settings.variance_floor if settings.variance_floor is not None else math.exp(settings.init_log_variance)
-    return priors.TeacherMoments(teacher.means, teacher.variance, floor)
+    assert settings.variance_floor is not None, "resolve the config first"
+    return priors.TeacherMoments(teacher.means, teacher.variance, settings.variance_floor)
 
 
 def build_learner(

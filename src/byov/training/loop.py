@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -88,6 +88,7 @@ class Trainer:
         self.device = self.learner.posterior.means.device
         self.seconds = 0.0  # of training so far, over all resumptions
         self._saved_at = time.monotonic()
+        self._kept_order: tuple[int, Tensor] | None = None
 
     # ------------------------------------------------------------------------------------------------------- position
 
@@ -103,9 +104,15 @@ class Trainer:
         """This process's micro-batches of a step."""
         epoch, place = divmod(step, self.steps_per_epoch)
         size = self.config.optim.batch_size
-        order = permutation(len(self.data), ORDER, self.config.seed, epoch)
+        order = self._order(epoch)
         ids = order[place * size : (place + 1) * size][self.processes.rank :: self.processes.world]
         return [self._batch(part, epoch) for part in ids.chunk(self.config.optim.accumulate)]
+
+    def _order(self, epoch: int) -> Tensor:
+        """The order of the images in an epoch, kept while the epoch lasts."""
+        if self._kept_order is None or self._kept_order[0] != epoch:
+            self._kept_order = epoch, permutation(len(self.data), ORDER, self.config.seed, epoch)
+        return self._kept_order[1]
 
     def _batch(self, ids: Tensor, epoch: int) -> Batch:
         labels = None if self.data.labels is None else self.data.labels[ids].to(self.device)
@@ -116,6 +123,8 @@ class Trainer:
     def run(self) -> dict[str, Any]:
         """Trains to the end; writes and returns the summary. Interrupted: state saved. TrainingFailed: a NaN."""
         main = self.processes.rank == 0
+        if main and self.step < self.total:
+            (self.folder / "summary.json").unlink(missing_ok=True)  # it told of a shorter run
         journal = Journal(self.folder, self.step, self.config.monitor.tensorboard) if main else None
         started, mark, marked_step = time.monotonic(), time.monotonic(), self.step
         self.learner.posterior.train()
@@ -172,7 +181,8 @@ class Trainer:
         values = {key: value for key, value in report._asdict().items() if key != "last"}
         moved = None
         if teacher is not None and report.tau is not None:
-            moved = (1 - report.tau) * teacher.distance(self.learner.posterior)
+            # The teacher has moved already: what is left of the gap is tau of what it was.
+            moved = (1 - report.tau) / max(report.tau, 1e-6) * teacher.distance(self.learner.posterior)
         return values | {
             "feature_std": feature_std(last.features),
             "effective_rank": effective_rank(last.features),
@@ -188,6 +198,8 @@ class Trainer:
             return None
         chosen = permutation(len(self.data), ORDER)[: KNN_BANK + KNN_QUERIES]
         queries = min(KNN_QUERIES, len(chosen) // 3)
+        if queries == 0:
+            return None
         encoder = self.learner.posterior.module.get_submodule("encoder").eval()
         with torch.no_grad():
             parts = [encoder(self.data.images[i].to(self.device)).float().cpu() for i in torch.split(chosen, 500)]
@@ -196,14 +208,19 @@ class Trainer:
         return knn_accuracy(features[queries:], labels[queries:], features[:queries], labels[:queries])
 
     def _diagnose(self, batches: list[Batch]) -> str:
-        """One sentence that names step, loss and layer of a NaN: the same draw and batch once more, with eyes open."""
+        """Names step, loss and layer of a NaN: the same draw and batches once more, with eyes open."""
+        key = noise_key(self.config, self.step, self.processes.rank)
         with FirstBadOutput(self.learner.posterior.module) as watch, torch.no_grad():
-            loss = self.learner.loss(batches[-1], noise_key(self.config, self.step, self.processes.rank))
+            losses = []
+            for batch in batches:
+                with self.autocast() if self.autocast is not None else nullcontext():
+                    losses.append(float(self.learner.loss(batch, key).nll))
         layer = watch.name or first_bad_parameter(self.learner.posterior) or "the loss itself"
         last = self.folder / "checkpoints" / "last.safetensors"
         kept = f"the last good state is kept in {last}" if last.exists() else "no checkpoint had been written yet"
         return (
-            f"step {self.step}: the loss is {float(loss.nll):g} and the first value that is not finite is in {layer}; "
+            f"step {self.step}: the loss without the KL is {sum(losses) / len(losses):g} and the first value that is "
+            f"not finite is in {layer}; "
             f"{kept}. Lower optim.lr or optim.log_variance_lr, or set optim.clip."
         )
 

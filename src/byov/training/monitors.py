@@ -25,7 +25,8 @@ def feature_std(features: Tensor) -> float:
 @torch.no_grad()
 def effective_rank(features: Tensor) -> float:
     """exp(entropy) of the spectrum of the centred features: how many directions they really use."""
-    centred = features.double() - features.double().mean(dim=0)
+    features = features.cpu().double()
+    centred = features - features.mean(dim=0)
     spectrum = torch.linalg.svdvals(centred)
     if spectrum.sum() == 0:
         return 0.0

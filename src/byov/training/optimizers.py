@@ -50,7 +50,12 @@ def decay_means(posterior: Posterior, amount: float) -> None:
 
 
 def clip_gradients(posterior: Posterior, largest: float | None) -> float:
-    """Clips the gradient of means and non-random parameters to a norm; returns the norm before."""
-    own = [posterior.means, *posterior.module.parameters()]
-    norm = nn.utils.clip_grad_norm_([p for p in own if p.grad is not None], largest or float("inf"))
+    """Clips the gradient of means and non-random parameters to a norm; returns the norm before.
+
+    A norm that is not finite is returned with the gradients left alone, so that their first NaN can be found.
+    """
+    own = [p for p in (posterior.means, *posterior.module.parameters()) if p.grad is not None]
+    norm = nn.utils.get_total_norm([p.grad for p in own if p.grad is not None])
+    if largest is not None and bool(norm.isfinite()):
+        nn.utils.clip_grads_with_norm_(own, largest, norm)
     return float(norm)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
 from byov.backbones import backbone_size
 from byov.config import BAYESIAN, SUPERVISED, Config, Model, Optim, View
 from byov.errors import BadInput
+
+T = TypeVar("T")
 
 BLUR_FROM = 64  # pixels: METHOD says no blur at 32
 
@@ -40,7 +43,7 @@ def resolve(config: Config, image_shape: tuple[int, int, int], images: int, flip
         posterior=replace(
             config.posterior,
             where=config.posterior.where or ("all" if config.method in BAYESIAN else "none"),
-            variance_floor=config.posterior.variance_floor or math.exp(config.posterior.init_log_variance),
+            variance_floor=_first(config.posterior.variance_floor, math.exp(config.posterior.init_log_variance)),
         ),
         optim=_optim(config.optim, used, config.method in BAYESIAN),
         views=replace(
@@ -60,20 +63,33 @@ def _cores() -> int:
 
 def resolve_device(device: str) -> str:
     """The device a name stands for; one that is not there is bad input."""
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    there = {"cpu": True, "cuda": torch.cuda.is_available()}
     if device == "auto":
-        return next(name for name in ("cuda", "mps", "cpu") if there[name])
+        return "cuda" if there["cuda"] else "cpu"  # mps has no float64, which the KL is summed in
     if device not in there:
-        raise BadInput(f"device {device!r} is not known: use auto, cpu, cuda or mps.")
+        raise BadInput(f"device {device!r} is not known: use auto, cpu or cuda.")
     if not there[device]:
         raise BadInput(f"device {device!r} is not available here: use --device auto.")
     return device
 
 
+def _first(value: T | None, otherwise: T) -> T:
+    return otherwise if value is None else value
+
+
+def default_patch(side: int) -> int:
+    """The divisor of an image's side nearest to a quarter of it (16 tokens) up to 64 pixels, to 16 pixels above."""
+    wanted = side / 4 if side <= 64 else 16
+    divisors = [d for d in range(2, side // 2 + 1) if side % d == 0]
+    if not divisors:
+        raise BadInput(f"no patch divides images of {side} x {side}: resize them to a side that 8 divides, say.")
+    return min(divisors, key=lambda d: abs(math.log(d / wanted)))
+
+
 def _model(model: Model, side: int) -> Model:
     size = backbone_size(model)
-    patch = model.patch or (side // 4 if side <= 64 and side % 4 == 0 else 16)
-    if side % patch:
+    patch = _first(model.patch, default_patch(side))
+    if patch < 1 or side % patch:
         raise BadInput(f"patches of {patch} do not divide images of {side} x {side}: set model.patch to a divisor.")
     return replace(model, width=size.width, depth=size.depth, heads=size.heads, patch=patch)
 
@@ -101,6 +117,19 @@ def _check(config: Config) -> None:
         (optim.epochs >= 1, "optim.epochs must be at least 1"),
         (optim.batch_size >= 2, "optim.batch_size must be at least 2"),
         (1 <= optim.accumulate <= optim.batch_size // 2, "optim.accumulate must leave at least 2 images a micro-batch"),
+        (optim.batch_size % max(optim.accumulate, 1) == 0, "optim.accumulate must divide optim.batch_size"),
+        (all(0 <= b < 1 for b in optim.betas), "optim.betas must be from 0 to below 1"),
+        (optim.weight_decay is not None and optim.weight_decay >= 0, "optim.weight_decay must not be negative"),
+        (
+            min(model.width or 0, model.depth or 0, model.heads or 0) >= 1,
+            "model.width, depth and heads must be positive",
+        ),
+        (min(model.head_hidden, model.head_output) >= 1, "model.head_hidden and head_output must be positive"),
+        (posterior.variance_floor is not None and posterior.variance_floor > 0, "variance_floor must be positive"),
+        (
+            config.monitor.checkpoint_steps is None or config.monitor.checkpoint_steps >= 1,
+            "checkpoint_steps: at least 1",
+        ),
         (optim.lr >= 0 and optim.log_variance_lr >= 0, "learning rates must not be negative"),
         (0 <= optim.warmup < 1, "optim.warmup is a part of the run, from 0 to below 1"),
         (0 <= optim.tau <= 1, "optim.tau must be between 0 and 1"),
@@ -118,6 +147,9 @@ def _check(config: Config) -> None:
         rules.append((0 < v.crop_area[0] <= v.crop_area[1] <= 1, "views.*.crop_area must rise within (0, 1]"))
         rules.append((0 < v.crop_ratio[0] <= v.crop_ratio[1], "views.*.crop_ratio must rise and be positive"))
         rules.append((0 <= v.hue <= 0.5, "views.*.hue must be between 0 and 0.5"))
+        factors = (v.brightness, v.contrast, v.saturation)
+        rules.append((all(0 <= f <= 1 for f in factors), "brightness, contrast and saturation must be from 0 to 1"))
+        rules.append((0 < v.blur_sigma[0] <= v.blur_sigma[1], "views.*.blur_sigma must rise and be positive"))
     for holds, sentence in rules:
         if not holds:
             raise BadInput(f"{sentence}: change the recipe or the flag.")

@@ -25,19 +25,18 @@ from byov.training.resolve import resolve
 from byov.training.step import Processes
 
 
-def prepare(
-    config: Config, out: Path, *, resume: bool = False, extend: int | None = None, init: str | None = None
-) -> Trainer:
+def prepare(config: Config, out: Path, *, resume: bool = False, extend: int | None = None) -> Trainer:
     """A trainer for a new run, or for one that goes on where it stopped. Nothing is written unless all is well."""
+    goes_on, out = resume or extend is not None, out.resolve()
     source = open_source(config.data)
     data = source.load("train")
     if config.method in SUPERVISED and data.labels is None:
         raise BadInput(f"{config.method} needs labels, but {config.data} has none: use byov or byol.")
     shape = (data.images.shape[1], data.images.shape[2], data.images.shape[3])
     config = resolve(config, shape, len(data), source.flips)
-    if config.posterior.prior == "pretrained" and init is None and not (resume or extend is not None):
+    if config.posterior.prior == "pretrained" and config.init is None:
         raise BadInput("the prior `pretrained` needs weights to stand around: give them with --init.")
-    if resume or extend is not None:
+    if goes_on:
         config = _continued(config, out, extend)
     elif out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise BadInput(f"{out} exists already: choose another --out, or go on with --resume.")
@@ -45,7 +44,7 @@ def prepare(
     torch.set_num_threads(config.threads)
     fabric = _launch(config)
     data = subset(data, config.images)
-    statistics, put_weights = pixel_statistics(data.images), initialiser(init)
+    statistics, put_weights = pixel_statistics(data.images), initialiser(None if goes_on else config.init)
 
     def initialise(network: Student | Classifier) -> None:
         network.encoder.set_pixel_statistics(*statistics)
@@ -56,7 +55,7 @@ def prepare(
     trainer = Trainer(
         config, out, learner, data, Processes(fabric.global_rank, fabric.world_size), fabric.autocast if mixed else None
     )
-    if resume or extend is not None:
+    if goes_on:
         _go_on(trainer)
     elif fabric.global_rank == 0:
         _begin(trainer)
@@ -82,6 +81,8 @@ def _go_on(trainer: Trainer) -> None:
         for stale in trainer.folder.rglob(".*.tmp"):  # kill -9 came while it was being written
             stale.unlink(missing_ok=True)
     trainer.restore()
+    if trainer.processes.rank == 0:
+        write_text(trainer.folder / "config.yaml", to_yaml(trainer.config))  # --extend lengthens it
 
 
 def pixel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,9 +125,7 @@ def _continued(config: Config, out: Path, extend: int | None) -> Config:
     _, state = checkpoints.load(out / "checkpoints" / "last.safetensors")
     if state["step"] < state["total"]:
         raise BadInput(f"{out} is not finished (step {state['step']} of {state['total']}): use --resume first.")
-    longer = replace(config, optim=replace(config.optim, epochs=config.optim.epochs + extend))
-    write_text(out / "config.yaml", to_yaml(longer))
-    return longer
+    return replace(config, optim=replace(config.optim, epochs=config.optim.epochs + extend))
 
 
 def estimate_seconds(trainer: Trainer, steps: int = 2) -> float:
