@@ -116,10 +116,11 @@ def interleaved(rounds: int) -> dict[str, list[float]]:
     return times
 
 
-def memory(name: str, steps: int = 12) -> float:
-    """Peak resident MiB of a fresh process that makes some steps of one variant."""
+def memory(name: str, steps: int = 12) -> tuple[float, float]:
+    """Peak resident MiB of a fresh process that makes some steps of one variant: in all, and above its imports."""
     command = [sys.executable, __file__, "--memory-of", name, "--rounds", str(steps)]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
+    before, peak = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return float(peak), float(peak) - float(before)
 
 
 def main() -> None:
@@ -129,10 +130,11 @@ def main() -> None:
     parser.add_argument("--memory-of", choices=VARIANTS)
     options = parser.parse_args()
     if options.memory_of:
+        before = peak_memory_mib(torch.device("cpu"))
         step = VARIANTS[options.memory_of]()
         for k in range(options.rounds):
             step(k)
-        print(peak_memory_mib(torch.device("cpu")))
+        print(before, peak_memory_mib(torch.device("cpu")))
         return
     times = interleaved(options.rounds)
     peaks = {name: memory(name) for name in VARIANTS if name != "views alone"}
@@ -148,8 +150,9 @@ def main() -> None:
                 "ratio": statistics.median(ratios[name]),
                 "ratio_quartiles": [quartiles[0], quartiles[2]],
                 "images_per_second": BATCH / statistics.median(seconds),
-                "peak_mib": peaks.get(name),
-                "peak_ratio": peaks[name] / peaks[BASELINE] if name in peaks else None,
+                "peak_mib": peaks[name][0] if name in peaks else None,
+                "peak_ratio": peaks[name][0] / peaks[BASELINE][0] if name in peaks else None,
+                "above_imports_ratio": peaks[name][1] / peaks[BASELINE][1] if name in peaks else None,
             }
         )
     settings = {
@@ -169,12 +172,14 @@ def main() -> None:
         f"{settings['threads']} threads, "
         f"torch {settings['torch']}. Ratios are medians of ratios within a round, with their quartiles.",
         "",
-        "| step | median ms | ratio to plain BYOL | quartiles | images/s | peak MiB | ratio |",
-        "|---|---|---|---|---|---|---|",
+        "| step | median ms | ratio to plain BYOL | quartiles | images/s | peak MiB | ratio | ratio above imports |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         low, high = row["ratio_quartiles"]
-        peak = f"{row['peak_mib']:.0f} | {row['peak_ratio']:.3f}" if row["peak_mib"] else "- | -"
+        peak = "- | - | -"
+        if row["peak_mib"]:
+            peak = f"{row['peak_mib']:.0f} | {row['peak_ratio']:.3f} | {row['above_imports_ratio']:.3f}"
         lines.append(
             f"| {row['variant']} | {row['median_ms']:.1f} | {row['ratio']:.3f} | {low:.3f} - {high:.3f} | "
             f"{row['images_per_second']:.0f} | {peak} |"

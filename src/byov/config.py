@@ -327,7 +327,10 @@ def find_recipe(name: str) -> Path:
         if path.is_file():
             return path
     known = sorted(p.stem for p in recipe_folder().glob("*.yaml"))
-    raise BadInput(f"there is no recipe {name!r}; give the path of a YAML file or one of: {', '.join(known)}.")
+    raise BadInput(
+        f"there is no recipe {name!r}; give the path of a YAML file or one of: {', '.join(known)} "
+        "(images are given with --data)."
+    )
 
 
 def read_recipe(name: str, method: str | None = None) -> Config:

@@ -304,7 +304,7 @@ def test_init_from_a_run_and_from_a_file(tmp_path: Path) -> None:
             prepare(small({"method": method, "seed": 1, "init": str(init)}), out)
             started = encoder_weights(out)
             assert all(torch.equal(started[key], weights[key]) for key in weights)
-            finish(prepare(small({"method": method, "seed": 1}), out, resume=True))
+            finish(prepare(small({"method": method, "seed": 1, "init": str(init)}), out, resume=True))
             assert not all(torch.equal(encoder_weights(out)[key], weights[key]) for key in weights)
     fresh = tmp_path / "fresh"
     prepare(small({"seed": 1}), fresh)
