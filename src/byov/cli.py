@@ -180,6 +180,7 @@ def _evaluate(arguments: list[str]) -> int:
 
     from byov.evaluation.evaluate import evaluate, results_path
     from byov.evaluation.run import load
+    from byov.progress import StageProgress
     from byov.training.resolve import resolve_device
 
     if options.threads is not None and options.threads < 1:
@@ -187,10 +188,9 @@ def _evaluate(arguments: list[str]) -> int:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     console = Console(stderr=True, highlight=False)
-    with disk_space_checked(options.run / "results"), console.status("evaluating"):
+    with disk_space_checked(options.run / "results"), StageProgress(console) as progress:
         run = load(options.run, resolve_device(options.device))
-        say = lambda text: console.print(text, soft_wrap=True, markup=False)  # noqa: E731
-        results = evaluate(run, options.data, options.teacher, say=say)
+        results = evaluate(run, options.data, options.teacher, progress)
     print(_measures(str(options.run), results))
     print(f"written: {results_path(run, options.data or run.config.data, options.teacher)}")
     return DONE
@@ -231,9 +231,9 @@ def _data(arguments: list[str]) -> int:
         return DONE
     from rich.console import Console
 
-    from byov.progress import FetchProgress
+    from byov.progress import StageProgress
 
-    with FetchProgress(Console(stderr=True, highlight=False)) as progress:
+    with StageProgress(Console(stderr=True, highlight=False)) as progress:
         path = fetch.get(options.name, progress)
     print(f"{options.name} is there, its digests are right: {path}")
     return DONE

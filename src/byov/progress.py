@@ -75,8 +75,8 @@ class StepProgress(_Bar):
             self.say(f"step {step}/{self.position.total}  {self.note}  {left:.0f} s left")
 
 
-class FetchProgress(_Bar):
-    """Shows the steps of fetching a data set: one bar, or one line, for each."""
+class StageProgress(_Bar):
+    """Shows work in stages (fetching, probing): one bar, or one line, for each."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console, TextColumn("{task.percentage:>3.0f}%"))

@@ -51,13 +51,13 @@ def test_the_encoder_is_the_students(run) -> None:
         assert prediction.mean.shape == expected.shape and (prediction.std > 0).any()
 
 
-def test_teacher_features(run) -> None:
+def test_the_teachers_encoder(run) -> None:
     images = open_source("digits").load("test").images[:4]
     if run.config.method == "supervised-bbb":
         with pytest.raises(BadInput, match="no teacher"):
-            run.teacher_features(images)
+            run.teacher_encoder()
     else:
-        assert not torch.equal(run.teacher_features(images), run.features(images))
+        assert not torch.equal(features_of(run.teacher_encoder(), images), run.features(images))
 
 
 def test_the_untrained_encoder_is_that_of_step_zero(run, tmp_path) -> None:
@@ -83,7 +83,7 @@ def test_images_of_another_shape_are_refused(run) -> None:
 
 
 def test_evaluation_writes_flat_results_with_their_settings(run) -> None:
-    results = evaluate(run, say=lambda text: None)
+    results = evaluate(run)
     stored = json.loads((run.folder / "results" / "evaluation.json").read_text())
     assert stored == json.loads(json.dumps(results))
     for key in ("top1", "top5", "ece", "brier", "reliability", "resolution", "nll"):
@@ -91,17 +91,23 @@ def test_evaluation_writes_flat_results_with_their_settings(run) -> None:
     assert stored["settings"]["train_images"] == 64 and stored["settings"]["test_images"] == 355
     assert sum(row[0] for row in stored["bins"]) == 355
     assert (stored["median_sigma"] is None) == (run.config.method == "byol")
+    told = []
+    if run.learner.teacher is not None:
+        evaluate(run, teacher=True, progress=lambda *what: told.append(what))
+        assert told[-1][1:] == (355, 355)
+        assert json.loads((run.folder / "results" / "evaluation.json").read_text()) == stored  # another file
+        assert (run.folder / "results" / "evaluation-teacher.json").is_file()
 
 
 def test_a_source_without_labels_or_of_another_shape_cannot_be_evaluated(run, tmp_path) -> None:
     pixels = np.zeros((4, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "x.npz", x_train=pixels, x_test=pixels)
     with pytest.raises(BadInput, match="no labels"):
-        evaluate(run, f"npz:{tmp_path / 'x.npz'}", say=lambda text: None)
+        evaluate(run, f"npz:{tmp_path / 'x.npz'}")
     wide = np.zeros((4, 9, 9), dtype=np.uint8)
     np.savez(tmp_path / "y.npz", x_train=wide, x_test=wide, y_train=[0, 1, 0, 1], y_test=[0, 1, 0, 1])
     with pytest.raises(BadInput, match="shape"):
-        evaluate(run, f"npz:{tmp_path / 'y.npz'}", say=lambda text: None)
+        evaluate(run, f"npz:{tmp_path / 'y.npz'}")
 
 
 def test_what_is_no_run_is_refused(tmp_path) -> None:

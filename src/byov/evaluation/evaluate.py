@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from byov.data.images import ImageSet
 from byov.data.sources import open_source
@@ -19,9 +19,12 @@ from byov.files import write_json
 from byov.metrics import brier, brier_decomposition, ece, knn_accuracy, nll, reliability_bins, top_k_accuracy
 from byov.training.loop import subset
 
+Progress = Callable[[str, int, int], None]
+"""Told what is being done, how many images are done, and of how many."""
+
 
 def evaluate(
-    run: Run, data: str | None = None, teacher: bool = False, say: Callable[[str], None] = print
+    run: Run, data: str | None = None, teacher: bool = False, progress: Progress = lambda what, done, total: None
 ) -> dict[str, Any]:
     """Probes the run on a source with labels (its own by default) and writes `results/evaluation.json`."""
     data = data or run.config.data
@@ -31,18 +34,22 @@ def evaluate(
         raise BadInput(f"{data} has no labels to evaluate with: give a source that has, with --data.")
     if data == run.config.data and run.config.images is not None:
         train = subset(train, run.config.images)  # the probe sees the images that the encoder saw
+    run.check(train.images)
+    run.check(test.images)
 
-    encode = run.teacher_features if teacher else run.features
-    say(f"probing {run.folder} on {data}: {len(train):,} images to fit, {len(test):,} to test")
-    results: dict[str, Any] = probe_results(encode(train.images), encode(test.images), train, test)
-    untrained = run.untrained_encoder()
-    baselines: dict[str, Callable[[Tensor], Tensor]] = {
-        "untrained": lambda images: features_of(untrained, images),
-        "pixels": lambda images: images.flatten(1).float() / 255,
+    encoders: dict[str, nn.Module] = {
+        "": run.teacher_encoder() if teacher else run.encoder,
+        "untrained.": run.untrained_encoder(),
+        "pixels.": nn.Flatten(),
     }
-    for name, baseline in baselines.items():
-        beside = probe_results(baseline(train.images), baseline(test.images), train, test)
-        results |= {f"{name}.{key}": value for key, value in beside.items() if key != "bins"}
+    results: dict[str, Any] = {}
+    for prefix, encoder in encoders.items():
+        what = (
+            f"probing {prefix.rstrip('.') or run.folder} on {data}, {len(train):,} images to fit, {len(test):,} to test"
+        )
+        fitted, tested = (_features(encoder, images, what, progress) for images in (train.images, test.images))
+        measures = probe_results(fitted, tested, train, test)
+        results |= {f"{prefix}{key}": value for key, value in measures.items() if not prefix or key != "bins"}
     sigma = run.learner.posterior.sigma  # of all random weights, heads too
     results["median_sigma"] = float(sigma.median()) if sigma.numel() else None
     results["settings"] = {
@@ -57,6 +64,17 @@ def evaluate(
     }
     write_json(results_path(run, data, teacher), results)
     return results
+
+
+def _features(encoder: nn.Module, images: Tensor, what: str, progress: Progress) -> Tensor:
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(what, done, len(images))
+
+    return features_of(encoder, images, advance=advance)
 
 
 def results_path(run: Run, data: str, teacher: bool) -> Path:

@@ -15,7 +15,7 @@ def features_of(
     """Features (N, width) on the CPU, in float32, of uint8 or [0, 1] images (N, C, H, W)."""
     was_training = encoder.training
     encoder.eval()
-    device = next(encoder.buffers()).device
+    device = next((b.device for b in encoder.buffers()), images.device)
     parts = []
     for batch in torch.split(images, batch_size):
         parts.append(encoder(batch.to(device)).float().cpu())

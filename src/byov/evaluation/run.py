@@ -31,13 +31,14 @@ class Run:
 
     def features(self, images: Tensor) -> Tensor:
         """Features (N, width) of uint8 or [0, 1] images (N, C, H, W), at the means."""
-        return features_of(self.encoder, self._checked(images))
+        self.check(images)
+        return features_of(self.encoder, images)
 
-    def teacher_features(self, images: Tensor) -> Tensor:
-        """The same by the teacher's encoder."""
+    def teacher_encoder(self) -> nn.Module:
+        """The teacher's encoder."""
         if self.learner.teacher is None:
             raise BadInput(f"{self.folder} is a {self.config.method} run, which has no teacher: leave out --teacher.")
-        return features_of(self.learner.teacher.module.get_submodule("encoder"), self._checked(images))
+        return self.learner.teacher.module.get_submodule("encoder")
 
     def untrained_encoder(self) -> nn.Module:
         """The same encoder as it was before training."""
@@ -47,13 +48,13 @@ class Run:
         fresh.load_state_dict(dict(self.encoder.module.named_buffers()), strict=False)  # the pixels' statistics
         return fresh
 
-    def _checked(self, images: Tensor) -> Tensor:
+    def check(self, images: Tensor) -> None:
+        """Images of another shape than the run's are bad input."""
         if images.dim() != 4 or tuple(images.shape[1:]) != self.image_shape:
             raise BadInput(
                 f"{self.folder} takes images of shape (N, {', '.join(map(str, self.image_shape))}), "
                 f"not {tuple(images.shape)}: resize or convert them first."
             )
-        return images
 
 
 def load(folder: str | Path, device: str = "cpu") -> Run:

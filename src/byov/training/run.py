@@ -27,7 +27,7 @@ from byov.training.step import Processes
 
 def prepare(config: Config, out: Path, *, resume: bool = False, extend: int | None = None) -> Trainer:
     """A trainer for a new run, or for one that goes on where it stopped. Nothing is written unless all is well."""
-    goes_on, out = resume or extend is not None, out.resolve()
+    goes_on = resume or extend is not None
     source = open_source(config.data)
     data = source.load("train")
     if config.method in SUPERVISED and data.labels is None:
@@ -38,6 +38,8 @@ def prepare(config: Config, out: Path, *, resume: bool = False, extend: int | No
         raise BadInput("the prior `pretrained` needs weights to stand around: give them with --init.")
     if goes_on:
         config = _continued(config, out, extend)
+    elif out.resolve() == Path.cwd():
+        raise BadInput("a run wants a folder of its own: give --out a name.")
     elif out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise BadInput(f"{out} exists already: choose another --out, or go on with --resume.")
     assert config.threads is not None and config.images is not None
