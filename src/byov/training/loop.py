@@ -88,7 +88,8 @@ class Trainer:
         self.device = self.learner.posterior.means.device
         self.seconds = 0.0  # of training so far, over all resumptions
         self._saved_at = time.monotonic()
-        self._kept_order: tuple[int, Tensor] | None = None
+        self._kept_order: tuple[int, Tensor] | None = None  # epoch and order
+        self._logged_at = 0, 0.0  # step and time
 
     # ------------------------------------------------------------------------------------------------------- position
 
@@ -126,30 +127,18 @@ class Trainer:
         if main and self.step < self.total:
             (self.folder / "summary.json").unlink(missing_ok=True)  # it told of a shorter run
         journal = Journal(self.folder, self.step, self.config.monitor.tensorboard) if main else None
-        started, mark, marked_step = time.monotonic(), time.monotonic(), self.step
-        self.learner.posterior.train()
         if journal is not None and self.step == 0:
             journal.layers(layer_statistics(self.learner.posterior), 0, 0)
+        self.learner.posterior.train()
+        self._logged_at = self.step, time.monotonic()
         try:
             with _signals_noted() as signals:
                 while self.step < self.total:
+                    begun = time.monotonic()
                     report = self._advance()
-                    row: dict[str, Any] = {"step": self.step, "epoch": self.step / self.steps_per_epoch}
-                    ended = self.step % self.steps_per_epoch == 0
-                    if journal is not None and (self.step % self.config.monitor.log_every == 0 or ended):
-                        now = time.monotonic()
-                        rate = (self.step - marked_step) * self.config.optim.batch_size / (now - mark)
-                        row |= self._monitor(report) | {"images_per_second": rate}
-                        row["knn"] = self._knn() if ended else None
-                        journal.metrics(row)
-                        mark, marked_step = time.monotonic(), self.step
-                    if journal is not None and ended:
-                        journal.layers(
-                            layer_statistics(self.learner.posterior), self.step // self.steps_per_epoch, self.step
-                        )
+                    row = {} if journal is None else self._log(journal, report)
                     self.on_step(self.step, row)
-                    self.seconds += time.monotonic() - started
-                    started = time.monotonic()
+                    self.seconds += time.monotonic() - begun
                     if signals or self.step == self.total or self._due():
                         self.save()
                     if signals and self.step < self.total:
@@ -158,6 +147,22 @@ class Trainer:
             if journal is not None:
                 journal.close()
         return self._summarise()
+
+    def _log(self, journal: Journal, report: StepReport) -> dict[str, Any]:
+        """Writes what is due after a step: a row of metrics, and the layers at the end of an epoch. Returns the row."""
+        epoch_ends = self.step % self.steps_per_epoch == 0
+        if not epoch_ends and self.step % self.config.monitor.log_every:
+            return {}
+        step, at = self._logged_at
+        rate = (self.step - step) * self.config.optim.batch_size / (time.monotonic() - at)
+        row: dict[str, Any] = {"step": self.step, "epoch": self.step / self.steps_per_epoch, "images_per_second": rate}
+        row |= self._monitor(report)
+        if epoch_ends:
+            row["knn"] = self._knn()
+            journal.layers(layer_statistics(self.learner.posterior), self.step // self.steps_per_epoch, self.step)
+        journal.metrics(row)
+        self._logged_at = self.step, time.monotonic()
+        return row
 
     def _advance(self) -> StepReport:
         batches = self.batches(self.step)
