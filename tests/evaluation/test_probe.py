@@ -151,3 +151,14 @@ def test_bad_inputs_get_a_sentence() -> None:
         fit_probe(x, y, classes=2)
     with pytest.raises(ValueError, match="fitted on 24 features"):
         fit_probe(x, y).probabilities(x[:, :3])
+
+
+def test_rounding_does_not_choose_the_l2() -> None:
+    """Where the held-out NLL is flat, features that differ by rounding must get the same, strong L2."""
+    g = torch.Generator().manual_seed(3)
+    labels = torch.arange(300) % 3
+    features = torch.randn(300, 20, generator=g) + 2.0 * torch.nn.functional.one_hot(labels, 20)
+    chosen = {fit_probe(features + 1e-6 * torch.randn(300, 20, generator=g), labels).l2 for _ in range(4)}
+    assert len(chosen) == 1
+    noise = torch.randn(300, 20, generator=g)  # says nothing of the labels: the strongest is as good as any
+    assert fit_probe(noise, labels).l2 == 1.0

@@ -75,7 +75,7 @@ class Probe:
 
 
 def fit_probe(features: Tensor, labels: Tensor, seed: int = 0, classes: int | None = None) -> Probe:
-    """Chooses L2 on a held-out fifth of the images (by NLL), then fits all of them.
+    """Chooses L2 on a held-out fifth of the images (by NLL, one-standard-error rule), then fits all of them.
 
     `classes`: how many there are, if more than the labels show.
     """
@@ -123,22 +123,28 @@ def _split(targets: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _choose_l2(features: Tensor, targets: Tensor, kept: Tensor, held: Tensor) -> tuple[float, Tensor]:
-    """The L2 with the lowest held-out NLL, and its fit, to start the last one from. float32 will do to choose."""
+    """The strongest L2 that is not worse than the best by more than a standard error of the held-out NLL, and its fit.
+
+    The held-out NLL is flat around its lowest point: there the rounding of a sum would choose, and with it the
+    calibration. The error is that of the difference, image by image. float32 will do to choose.
+    """
     mean, std = _moments(features[kept])
     problem = _Problem(_standardised(features[kept], mean, std, torch.float32), targets[kept], int(targets.max()) + 1)
     held_out = _Problem(_standardised(features[held], mean, std, torch.float32), targets[held], problem.classes)
-    lowest, chosen, optimum, tried_since = float("inf"), 0.0, None, 0
-    found: Tensor | None = None
+    tried: list[tuple[float, Tensor, Tensor]] = []
+    best, found = 0, None
     for l2 in GRID:
         found, _ = problem.solve(l2, found)
-        held_nll = held_out.nll(found)
-        tried_since += 1
-        if held_nll < lowest - COARSE:  # better by more than a coarse fit may be off
-            lowest, chosen, optimum, tried_since = held_nll, l2, found, 0
-        if tried_since == PATIENCE:
+        tried.append((l2, found, held_out.nlls(found)))
+        if float(tried[-1][2].mean()) < float(tried[best][2].mean()):
+            best = len(tried) - 1
+        if len(tried) - 1 - best == PATIENCE:
             break
-    assert optimum is not None  # the first L2 is always below infinity
-    return chosen, optimum
+    for l2, fit, nlls in tried[:best]:
+        worse = nlls - tried[best][2]
+        if len(worse) > 1 and float(worse.mean()) <= float(worse.std()) / len(worse) ** 0.5:
+            return l2, fit
+    return tried[best][0], tried[best][1]
 
 
 def _moments(features: Tensor) -> tuple[Tensor, Tensor]:
@@ -181,8 +187,9 @@ class _Problem:
         logits = parameters[:, :-1].to(self.features.dtype) @ self.features.T
         return (logits.double() + parameters[:, -1:]).log_softmax(0)
 
-    def nll(self, parameters: Tensor) -> float:
-        return -float(self.log_p(parameters)[self.truth].mean())
+    def nlls(self, parameters: Tensor) -> Tensor:
+        """The NLL of every image."""
+        return -self.log_p(parameters)[self.truth]
 
     def value_and_gradient(self, parameters: Tensor, l2: float) -> tuple[float, Tensor]:
         weights = parameters[:, :-1]
