@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from byov._torchvision import import_torchvision
 from byov.data.colour import (
     BRIGHTNESS,
     CONTRAST,
@@ -27,14 +26,6 @@ from byov.data.colour import (
 NAMES = {BRIGHTNESS: "brightness", CONTRAST: "contrast", SATURATION: "saturation", HUE: "hue"}
 FACTORS = torch.tensor([0.0, 0.6, 0.9, 1.0, 1.2, 1.4])
 SHIFTS = torch.tensor([-0.5, -0.1, 0.02, 0.1, 0.3, 0.5])
-
-
-@pytest.fixture(scope="module")
-def functional() -> Any:
-    try:
-        return import_torchvision().transforms.v2.functional
-    except ModuleNotFoundError:
-        pytest.skip("torchvision is not installed")
 
 
 def hard_images(channels: int = 3) -> Tensor:

@@ -21,14 +21,6 @@ from byov.data.resample import (
 )
 
 
-@pytest.fixture(scope="module")
-def functional() -> Any:
-    try:
-        return import_torchvision().transforms.v2.functional
-    except ModuleNotFoundError:
-        pytest.skip("torchvision is not installed")
-
-
 def random_images(batch: int, channels: int, height: int, width: int) -> Tensor:
     generator = torch.Generator().manual_seed(height * width)
     return torch.randint(0, 256, (batch, channels, height, width), dtype=torch.uint8, generator=generator)

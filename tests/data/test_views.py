@@ -24,14 +24,6 @@ NOTHING = View(crop_area=(1.0, 1.0), crop_ratio=(1.0, 1.0), flip=0.0, jitter=0.0
 OPERATIONS = ("brightness", "contrast", "saturation", "hue")
 
 
-@pytest.fixture(scope="module")
-def functional() -> Any:
-    try:
-        return import_torchvision().transforms.v2.functional
-    except ModuleNotFoundError:
-        pytest.skip("torchvision is not installed")
-
-
 def images_of(batch: int, channels: int = 3, height: int = 32, width: int = 32) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, 256, (batch, channels, height, width), dtype=torch.uint8, generator=generator)

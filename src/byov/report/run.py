@@ -144,7 +144,7 @@ def _read_object(path: Path) -> Row:
 
 
 def _merged(rows: list[Row], key: tuple[str, ...]) -> list[Row]:
-    """One row a key, in order; a resumed run logs some steps twice, and the later line is the one that counts."""
+    """One row a key, in order; should one stand twice, the later line is the one that counts."""
     found: dict[tuple[Any, ...], Row] = {}
     for row in rows:
         if all(name in row for name in key) and finite(row[key[0]]):

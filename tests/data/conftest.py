@@ -1,0 +1,16 @@
+"""What the tests of the views share."""
+
+from typing import Any
+
+import pytest
+
+from byov._torchvision import import_torchvision
+
+
+@pytest.fixture(scope="session")
+def functional() -> Any:
+    """torchvision's operations, to compare with image by image."""
+    try:
+        return import_torchvision().transforms.v2.functional
+    except ModuleNotFoundError:
+        pytest.skip("torchvision is not installed")
