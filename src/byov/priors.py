@@ -68,20 +68,27 @@ class Gaussian:
         def chunk(index: int, start: int, stop: int) -> None:
             log_v = log_variances[start:stop].to(precise)
             mean0, v0, log_v0 = self._slice(start, stop, precise)
-            away = means[start:stop].to(precise) - mean0
-            pull = away / v0
-            ratio = log_v.exp().div_(v0)
-            # In this order the sum is exactly 0 at q = p, term by term.
-            sums[index] = ((ratio - 1) - (log_v - log_v0) + away * pull).sum(dtype=torch.float64).mul_(0.5)
+            away = means[start:stop].to(precise)
+            if isinstance(mean0, Tensor) or mean0:
+                away = away - mean0
+            variance = log_v.exp()
+            if isinstance(v0, Tensor):
+                pull, factor = away / v0, scale
+                excess = variance.div_(v0).sub_(1)
+                sums[index] = (excess - (log_v - log_v0)).sum() + torch.dot(away, pull)
+            else:  # a number leaves the sums, and half of the passes over memory with it
+                pull, factor = away, scale / v0
+                sums[index] = (torch.dot(away, away) + variance.sum()) / v0 - log_v.sum() + len(away) * (log_v0 - 1)
+                excess = variance.sub_(v0)
             if gradients is not None:
-                gradients[0][start:stop].add_(pull, alpha=scale)
-                gradients[1][start:stop].add_(ratio.sub_(1), alpha=0.5 * scale)
+                gradients[0][start:stop].add_(pull, alpha=factor)
+                gradients[1][start:stop].add_(excess, alpha=0.5 * factor)
 
         if means.device.type == "cpu":
             in_chunks(means.numel(), chunk)
         elif means.numel():
             chunk(0, 0, means.numel())  # a GPU wants few large operations
-        return sums.sum().to(precise)
+        return sums.sum().mul_(0.5).to(precise)
 
     def _slice(self, start: int, stop: int, dtype: torch.dtype) -> tuple[Number, Number, Number]:
         """Mean, variance and log-variance of a slice of the weights."""
