@@ -61,6 +61,7 @@ $(VENV)/.stamp-demo: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 # torchvision without its dependencies: all are there, and its wheel's idea of a torch may be a CUDA one.
+# timm, which [test] brings, then finds both and asks for no other.
 $(VENV)/.stamp-test: $(VENV)/.stamp-demo
 	$(PIP) --no-deps "$$(grep '^torchvision==' constraints.txt)"
 	$(PIP) --editable ".[test,lint]"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from tyro.conf import Positional, arg
 
 from byov.arguments import parse
 from byov.config import Config, read_config, read_recipe
-from byov.errors import BadInput, TrainingFailed
+from byov.errors import BadInput, SaidElsewhere, TrainingFailed
 from byov.files import disk_space_checked
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -80,7 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = _dispatch(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()  # here, where a closed pipe can still be met
     except (BadInput, TrainingFailed) as error:
-        print(f"byov: {error}", file=sys.stderr)
+        if _speaks(error):
+            print(f"byov: {error}", file=sys.stderr)
+        else:
+            time.sleep(1)  # torchrun ends all processes as soon as one ends: the speaker comes first
         code = BAD_INPUT if isinstance(error, BadInput) else FAILED
     except BrokenPipeError:  # the reader (`| head`) has gone: there is nobody left to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it closes stdout
@@ -94,6 +98,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         code = INTERRUPTED
     sys.exit(code)
+
+
+def _rank() -> int:
+    """This process's rank, as torchrun or SLURM told it."""
+    return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
+
+
+def _speaks(error: Exception) -> bool:
+    """Of several processes one tells of a mistake: the first, until they have met; then the one that met with it."""
+    if isinstance(error, SaidElsewhere):
+        return False
+    torch = sys.modules.get("torch")
+    return _rank() == 0 or (torch is not None and bool(torch.distributed.is_initialized()))
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -133,16 +150,23 @@ def _train(arguments: list[str]) -> int:
 
     from rich.console import Console
 
-    from byov.progress import StepProgress
+    from byov.progress import StageProgress, StepProgress
     from byov.training.loop import Interrupted
     from byov.training.run import describe, estimate_seconds, prepare
 
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, quiet=_rank() > 0)
     with disk_space_checked(options.out):
-        trainer = prepare(options.config, options.out, resume=options.resume, extend=options.extend)
-        if trainer.processes.rank == 0:
-            console.print(describe(trainer, origin), soft_wrap=True, markup=False)
-            console.print(_duration(estimate_seconds(trainer)))
+        with StageProgress(console) as stages:
+            trainer = prepare(
+                options.config,
+                options.out,
+                resume=options.resume,
+                extend=options.extend,
+                progress=stages,
+                say=stages.say,
+            )
+        console.print(describe(trainer, origin), soft_wrap=True, markup=False)
+        console.print(_duration(estimate_seconds(trainer)))
         try:
             with StepProgress(console, trainer) as progress:
                 trainer.say, trainer.on_step = progress.say, progress.on_step
@@ -150,7 +174,9 @@ def _train(arguments: list[str]) -> int:
         except Interrupted as interruption:
             progress.say(f"{interruption}: saved at step {trainer.step} of {trainer.total}; go on with --resume.")
             return INTERRUPTED
-    if trainer.processes.rank == 0:
+        finally:
+            trainer.processes.leave()
+    if trainer.processes.main:
         rows = [("run", str(options.out)), *((k, _number(v)) for k, v in summary.items() if v is not None)]
         print(_grid(rows, "ll"))
     return DONE
@@ -169,7 +195,9 @@ def _defaults(options: Train, method_given: bool) -> tuple[Config, str]:
     from byov.data.sources import open_source
     from byov.training.resolve import choose_recipe
 
-    name = choose_recipe(open_source(options.config.data).load("train").images.shape[-1])
+    source = open_source(options.config.data, options.config.image_size)
+    side = None if source.image_size is not None else source.load("train").images.shape[-1]  # no folder is decoded here
+    name = choose_recipe(side if side is None else options.config.image_size or side)
     return read_recipe(name, method), f"{name} (chosen from the images)"
 
 
@@ -190,7 +218,7 @@ def _evaluate(arguments: list[str]) -> int:
     console = Console(stderr=True, highlight=False)
     with disk_space_checked(options.run / "results"), StageProgress(console) as progress:
         run = load(options.run, resolve_device(options.device))
-        results = evaluate(run, options.data, options.teacher, progress)
+        results = evaluate(run, options.data, options.teacher, progress, progress.say)
     print(_measures(str(options.run), results))
     print(f"written: {results_path(run, options.data or run.config.data, options.teacher)}")
     return DONE
@@ -222,7 +250,7 @@ def _data(arguments: list[str]) -> int:
             for r in sources.table()
         ]
         print(_grid([head, *rows], "llrrlll"))
-        print("\n`byov data get NAME` fetches one. Images of your own: npz:PATH.")
+        print("\n`byov data get NAME` fetches one. Images of your own: folder:PATH (all below a folder) or npz:PATH.")
         return DONE
     if options.name is None:
         raise BadInput("say which source to fetch: `byov data get cifar10` (`byov data list` names them).")

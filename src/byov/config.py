@@ -29,21 +29,25 @@ class Model:
     """The encoder and its heads."""
 
     backbone: str = "vit-micro"
-    """vit-micro, vit-mini, vit-tiny, vit-small or vit-base; the next four override a size's own numbers."""
+    """vit-micro, vit-mini, vit-tiny, vit-small, vit-base; resnet-18, -34, -50, -101; or timm:NAME, any model of timm.
+    The next eight shape it; what does not apply to a backbone stays unset."""
     width: int | None = None
-    """Features of the encoder."""
+    """ViT: features of the encoder. Unset: the size's own. ResNet: channels of the first stage. Unset: 64."""
     depth: int | None = None
-    """Transformer blocks."""
+    """ViT: transformer blocks. Unset: the size's own."""
     heads: int | None = None
-    """Attention heads."""
+    """ViT: attention heads. Unset: the size's own."""
     patch: int | None = None
-    """Side of a patch in pixels; must divide the image's. Unset: a quarter of the side up to 64 pixels, else 16."""
-    stem: Literal["patch", "conv"] = "patch"
-    """How patches become tokens: one convolution, or a few small ones (learns sooner on little data)."""
-    positions: Literal["sincos", "learned"] = "sincos"
-    """Positions: fixed sine-cosine or learned."""
-    pool: Literal["mean", "cls"] = "mean"
-    """What stands for the image: the mean of its tokens or a class token."""
+    """ViT: side of a patch; must divide the image's. Unset: a quarter of the side up to 64 pixels, else 16."""
+    stem: Literal["patch", "conv", "imagenet", "cifar"] | None = None
+    """ViT: tokens by one convolution (patch; unset) or by a few small ones (conv: learns sooner on little data).
+    ResNet: 7 x 7 with stride 2 and pooling (imagenet), or 3 x 3 (cifar). Unset: cifar up to 64 pixels."""
+    norm: Literal["batch", "group", "none"] | None = None
+    """ResNet: BatchNorm (unset), GroupNorm with weight standardisation, or none."""
+    positions: Literal["sincos", "learned"] | None = None
+    """ViT: positions, fixed sine-cosine (unset) or learned."""
+    pool: Literal["mean", "cls"] | None = None
+    """ViT: what stands for the image, the mean of its tokens (unset) or a class token."""
     head_hidden: int = 512
     """Hidden width of projector and predictor."""
     head_output: int = 128
@@ -84,7 +88,7 @@ class Posterior:
 
 @dataclass(frozen=True)
 class Optim:
-    """Length, batches and AdamW."""
+    """Length, batches, and AdamW or LARS."""
 
     epochs: int = 20
     """Passes over the training images."""
@@ -92,18 +96,27 @@ class Optim:
     """Images a step, over all processes and accumulated micro-batches together."""
     accumulate: int = 1
     """Micro-batches a step: less memory, same gradient (batch statistics apart)."""
+    optimizer: Literal["adamw", "lars"] = "adamw"
+    """Of the means; log-variances always have AdamW."""
     lr: float = 1e-3
-    """Peak learning rate of the means, for this batch size."""
+    """Peak learning rate of the means, for this batch size. LARS: BYOL's are 0.2 to 0.45 for each 256 images."""
     log_variance_lr: float = 2e-2
     """Peak learning rate of the log-variances: Adam moves them by about this much a step."""
     weight_decay: float | None = None
-    """Decoupled, on weight matrices only. Unset: 0 where weights are random (the KL does that work), else 0.05."""
+    """On weight matrices only; decoupled with AdamW. Unset: 0 where weights are random (the KL does that work), else
+    0.05, with LARS 1e-6."""
     warmup: float = 0.1
     """Part of the run in which the learning rates rise from 0; a cosine to 0 follows."""
     clip: float | None = 1.0
     """Largest norm of the gradient of the means; None: no clipping."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW's decay rates."""
+    momentum: float = 0.9
+    """LARS's momentum."""
+    trust: float = 1e-3
+    """LARS's eta: the step of a weight matrix is this part of its norm, times the learning rate."""
+    shard: bool = False
+    """Over several processes: each keeps only its part of AdamW's state, at the price of an all-gather a step."""
     tau: float = 0.99
     """Teacher's decay at the start; a cosine leads to 1."""
 
@@ -172,10 +185,12 @@ class Config:
     """NAME or KIND:PATH of the images (`byov data list`)."""
     method: Method = "byov"
     """What to train."""
+    image_size: int | None = None
+    """Side in pixels that the network sees. Unset: the images' own; 64 for a folder."""
     images: int | None = None
     """Train on a fixed random subset of this many images (the same for every seed). Unset: all of them."""
     init: str | None = None
-    """Start from the weights of a run folder or a .safetensors file."""
+    """Start from the weights of a run folder, of a file (.safetensors, .pt, .pth), or of timm:NAME."""
     seed: int = 0
     """Seed of everything random."""
     threads: int | None = None
@@ -354,4 +369,6 @@ def read_recipe(name: str, method: str | None = None) -> Config:
 def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
     """What differs between two configs, key by key, apart from what is no part of a run's identity."""
     a, b = flatten(to_dict(old)), flatten(to_dict(new))
+    if a["image_size"] is None:  # a run of 0.1: it had no other side than the images' own
+        a["image_size"] = b["image_size"]
     return {k: (a.get(k), b.get(k)) for k in {**a, **b} if a.get(k) != b.get(k) and k.split(".")[0] not in NOT_IDENTITY}

@@ -8,5 +8,9 @@ class BadInput(Exception):
     """
 
 
+class SaidElsewhere(BadInput):
+    """Bad input that another process has met, and tells of: this one only stops."""
+
+
 class TrainingFailed(Exception):
     """Training cannot go on (a NaN, say). The last good checkpoint is kept. The command line exits with 1."""

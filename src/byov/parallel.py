@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from threading import Barrier
 from typing import TypeVar
@@ -12,6 +13,9 @@ from typing import TypeVar
 import torch
 
 T = TypeVar("T")
+R = TypeVar("R")
+
+AHEAD = 4  # results a thread that may wait to be taken
 
 
 def for_each(work: Callable[[T], object], items: Iterable[T]) -> None:
@@ -23,6 +27,25 @@ def for_each(work: Callable[[T], object], items: Iterable[T]) -> None:
 
     threads = torch.get_num_threads()
     list(map(call, items) if threads == 1 else _workers(threads).map(call, items))
+
+
+def in_order(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """work(item) of all items, in their order, over torch's number of threads; only a few results wait at a time."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        yield from map(work, items)
+        return
+    waiting: deque[Future[R]] = deque()
+    try:
+        for item in items:
+            waiting.append(_workers(threads).submit(work, item))
+            if len(waiting) == AHEAD * threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
 
 
 @cache

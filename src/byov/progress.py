@@ -76,7 +76,10 @@ class StepProgress(_Bar):
 
 
 class StageProgress(_Bar):
-    """Shows work in stages (fetching, probing): one bar, or one line, for each."""
+    """Shows work in stages (fetching, decoding, probing): one bar, or one line, for each.
+
+    A total of 0 is not known yet.
+    """
 
     def __init__(self, console: Console) -> None:
         super().__init__(console, TextColumn("{task.percentage:>3.0f}%"))
@@ -84,9 +87,9 @@ class StageProgress(_Bar):
 
     def __call__(self, what: str, done: int, total: int) -> None:
         if what not in self.tasks:
-            self.tasks[what] = self.bar.add_task(what, total=total, note="")
+            self.tasks[what] = self.bar.add_task(what, total=total or None, note="")
             if not self.shown:
                 self.say(what)
-        self.bar.update(self.tasks[what], completed=done, total=total)
+        self.bar.update(self.tasks[what], completed=done, total=total or None)
         if self.quiet():
-            self.say(f"{what}: {done / max(total, 1):.0%}")
+            self.say(f"{what}: {done / total:.0%}" if total else f"{what}: {done:,}")

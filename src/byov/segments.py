@@ -57,7 +57,7 @@ def predicate(where: Where) -> Callable[[nn.Module, str], bool]:
 
 def kind_of(module: nn.Module, name: str) -> str:
     """What a parameter is, by the module that owns it and its name there."""
-    if isinstance(module, NORMS):
+    if isinstance(module, NORMS) or "norm" in type(module).__name__.lower():  # norms of other libraries
         return "norm"
     if name.endswith("bias"):
         return "bias"

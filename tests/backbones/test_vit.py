@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from byov.backbones import Encoder, backbone_size, build_encoder
+from byov.backbones import Encoder, build_encoder, complete_model
 from byov.backbones.vit import SIZES, Size, ViT, sincos_positions
 from byov.config import Model
 from byov.errors import BadInput
@@ -58,7 +58,13 @@ def test_initial_weights_are_the_papers() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "word"),
-    [({"patch": 5}, "divide"), ({"heads": 3}, "heads"), ({"depth": 0}, "depth")],
+    [
+        ({"patch": 5}, "divide"),
+        ({"heads": 3}, "heads"),
+        ({"depth": 0}, "depth"),
+        ({"norm": "batch"}, "model.norm does not apply"),
+        ({"stem": "cifar"}, "use patch or conv"),
+    ],
 )
 def test_what_cannot_work_is_refused(changes: dict[str, object], word: str) -> None:
     with pytest.raises(BadInput, match=word):
@@ -66,8 +72,9 @@ def test_what_cannot_work_is_refused(changes: dict[str, object], word: str) -> N
 
 
 def test_unknown_backbone_names_the_known() -> None:
-    with pytest.raises(BadInput, match="vit-base"):
-        backbone_size(Model(backbone="vit-huge"))
+    for name in ("vit-huge", "resnet-19", "resnet", "timm", "timm:", "alexnet"):
+        with pytest.raises(BadInput, match=r"vit-base, resnet-18.*timm:NAME"):
+            complete_model(Model(backbone=name), 32)
 
 
 def test_encoder_normalises_uint8_and_float_alike() -> None:

@@ -17,6 +17,7 @@ from byov.data.resample import (
     crop_by_matrices,
     gaussian_blur,
     resize_matrices,
+    resized,
     resized_crop,
 )
 
@@ -59,6 +60,16 @@ def test_crops_the_same_on_both_paths_of_large_images() -> None:
     images, boxes, flip = random_images(3, 3, 224, 224), random_boxes(3, 224, 224), torch.tensor([True, False, True])
     both = [crop(images, boxes, flip, torch.empty(3, 3, 224, 224)) for crop in (crop_by_matrices, crop_by_interpolate)]
     torch.testing.assert_close(*both, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("side", "size"), [(96, 64), (32, 16), (16, 32), (9, 9)])
+def test_resizes_as_torchvision(functional: Any, side: int, size: int) -> None:
+    images, mode = random_images(5, 3, side, side), import_torchvision().transforms.InterpolationMode.BICUBIC
+    got = resized(images, size)
+    want = functional.resize(images / 255, [size, size], interpolation=mode, antialias=True).clamp(0, 1)
+    assert got.dtype == torch.uint8 and (got - want * 255).abs().max() <= 0.51
+    torch.testing.assert_close(resized(images / 255, size), want, atol=1e-5, rtol=0)
+    assert torch.equal(resized(images[2:4], size), got[2:4])  # whatever the batch
 
 
 def test_resize_matrices_keep_a_constant_and_stay_in_the_box() -> None:

@@ -89,9 +89,13 @@ def test_missing_npz_is_said_at_once():
     [
         ("cifar", "there is no source 'cifar'; did you mean cifar10?"),
         ("fashion-mnist", "did you mean fashion_mnist"),
-        ("qqq", "there is no source 'qqq'; the sources are digits, cifar10, fashion_mnist, mnist, npz:PATH."),
+        (
+            "qqq",
+            "there is no source 'qqq'; the sources are digits, cifar10, fashion_mnist, mnist, npz:PATH, folder:PATH.",
+        ),
         ("", "the sources are digits"),
-        ("folder:/x", "there is no source 'folder:/x'"),
+        ("tar:/x", "there is no source 'tar:/x'"),
+        ("npz:", "there is no source 'npz:'"),
         ("some/file.npz", "did you mean npz:some/file.npz?"),
         ("cifar10@valid", "the suffix is @train or @test, as in cifar10@test"),
         ("cifar@test", "did you mean cifar10?"),

@@ -10,6 +10,7 @@ import torch
 
 import byov
 from byov.config import Config, Model, Monitor, Optim
+from byov.data.resample import resized
 from byov.data.sources import open_source
 from byov.errors import BadInput
 from byov.evaluation.evaluate import evaluate
@@ -104,10 +105,31 @@ def test_a_source_without_labels_or_of_another_shape_cannot_be_evaluated(run, tm
     np.savez(tmp_path / "x.npz", x_train=pixels, x_test=pixels)
     with pytest.raises(BadInput, match="no labels"):
         evaluate(run, f"npz:{tmp_path / 'x.npz'}")
-    wide = np.zeros((4, 9, 9), dtype=np.uint8)
+    wide = np.zeros((4, 8, 9), dtype=np.uint8)
     np.savez(tmp_path / "y.npz", x_train=wide, x_test=wide, y_train=[0, 1, 0, 1], y_test=[0, 1, 0, 1])
     with pytest.raises(BadInput, match="shape"):
         evaluate(run, f"npz:{tmp_path / 'y.npz'}")
+
+
+def test_images_of_another_side_are_resized(run, tmp_path) -> None:
+    images = open_source("digits").load("test").images[:20]
+    large = images.repeat_interleave(2, 2).repeat_interleave(2, 3)
+    assert torch.equal(run.features(large), run.features(resized(large, 8)))
+    labels = np.arange(20) % 2
+    np.savez(tmp_path / "x.npz", x_train=large[:, 0], x_test=large[:, 0], y_train=labels, y_test=labels)
+    assert evaluate(run, f"npz:{tmp_path / 'x.npz'}")["settings"]["test_images"] == 20
+
+
+def test_a_network_may_see_another_side_than_the_images_have(tmp_path) -> None:
+    trainer = prepare(replace(SMALL, image_size=12), tmp_path / "run")
+    trainer.run()
+    opened = byov.load(tmp_path / "run")
+    assert opened.image_shape == (1, 12, 12) and opened.config.image_size == 12
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert 0 <= rows[-1]["knn"] <= 1
+    assert 0 <= evaluate(opened)["pixels.top1"] <= 1
+    resumed = prepare(replace(SMALL, image_size=12), tmp_path / "run", resume=True)
+    assert resumed.step == trainer.total
 
 
 def test_what_is_no_run_is_refused(tmp_path) -> None:

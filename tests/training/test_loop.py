@@ -12,7 +12,7 @@ from byov.errors import TrainingFailed
 from byov.training import checkpoints
 from byov.training.journal import read_lines
 from byov.training.loop import subset
-from byov.training.step import Processes
+from byov.training.processes import Processes
 
 
 def test_an_epoch_visits_every_image_once_and_in_another_order_than_the_next(tmp_path) -> None:

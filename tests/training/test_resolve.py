@@ -12,12 +12,25 @@ GREY = (1, 8, 8)
 
 def test_nothing_is_left_open_but_what_none_means() -> None:
     left = {k for k, v in flatten(to_dict(resolve(Config(), GREY, 100, flips=True))).items() if v is None}
-    assert left == {"monitor.checkpoint_steps", "init"}
+    assert left == {"monitor.checkpoint_steps", "init", "model.norm"}  # the last is a ResNet's
 
 
-def test_resolving_twice_changes_nothing() -> None:
-    once = resolve(Config(), GREY, 100, flips=False)
+@pytest.mark.parametrize("backbone", ["vit-micro", "resnet-18", "timm:any"])
+def test_resolving_twice_changes_nothing(backbone: str) -> None:
+    once = resolve(Config(model=Model(backbone=backbone)), GREY, 100, flips=False)
     assert resolve(once, GREY, 100, flips=True) == once
+
+
+def test_a_resnet_needs_no_patch() -> None:
+    model = resolve(Config(model=Model(backbone="resnet-50")), (3, 97, 97), 50, flips=True).model
+    assert (model.width, model.stem, model.norm) == (64, "imagenet", "batch")
+    assert model.patch is model.heads is model.depth is model.positions is model.pool is None
+    assert resolve(Config(model=Model(backbone="resnet-50")), (3, 64, 64), 50, flips=True).model.stem == "cifar"
+
+
+def test_lars_has_a_weight_decay_of_its_own() -> None:
+    for method, decay in (("byol", 1e-6), ("byov", 0.0)):
+        assert resolve(Config(method=method, optim=Optim(optimizer="lars")), GREY, 50, True).optim.weight_decay == decay
 
 
 @pytest.mark.parametrize(
@@ -70,6 +83,14 @@ def test_what_cannot_work_is_one_sentence(config: Config, shape: tuple[int, int,
     assert "\n" not in str(error.value)
 
 
+def test_the_networks_side_may_be_another_than_the_images() -> None:
+    assert resolve(Config(), (3, 32, 32), 50, flips=True).image_size == 32
+    config = resolve(Config(image_size=64), (3, 96, 96), 50, flips=True)
+    assert (config.image_size, config.model.patch, config.views.first.blur) == (64, 16, 1.0)
+    assert resolve(Config(image_size=16), (3, 32, 32), 50, flips=True).model.patch == 4
+    assert resolve(read_recipe(choose_recipe(None)), (3, 96, 96), 50, flips=True).image_size == 64
+
+
 def test_devices() -> None:
     assert resolve_device("cpu") == "cpu"
     with pytest.raises(BadInput, match="not known"):
@@ -80,7 +101,7 @@ def test_devices() -> None:
 def test_chosen_recipes_exist() -> None:
     from byov.config import find_recipe
 
-    for side in (8, 28, 32, 64, 224):
+    for side in (8, 28, 32, 64, 224, None):
         assert find_recipe(choose_recipe(side)).is_file()
 
 
@@ -99,7 +120,13 @@ def test_the_chosen_recipe_works_for_images_of_almost_any_side() -> None:
         {"optim": {"batch_size": 10, "accumulate": 4}},
         {"optim": {"betas": [0.9, 1.5]}},
         {"optim": {"weight_decay": -1.0}},
+        {"optim": {"momentum": 1.0}},
+        {"optim": {"trust": 0.0}},
         {"model": {"depth": 0}},
+        {"model": {"backbone": "resnet-18", "width": 0}},
+        {"model": {"backbone": "resnet-18", "depth": 4}},
+        {"model": {"backbone": "resnet-18", "stem": "conv"}},
+        {"model": {"backbone": "timm:resnet18", "norm": "group"}},
         {"model": {"width": -4}},
         {"model": {"patch": 0}},
         {"model": {"head_hidden": 0}},

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from byov.backbones.vit import SIZES, Size, ViT
+from byov.backbones import resnet, timm, vit
+from byov.backbones.family import Family
 from byov.config import Model
 from byov.errors import BadInput
+
+FAMILIES: tuple[Family, ...] = (vit, resnet, timm)
 
 
 class Encoder(nn.Module):
@@ -18,10 +21,12 @@ class Encoder(nn.Module):
     pixel_mean: Tensor
     pixel_std: Tensor
 
-    def __init__(self, backbone: ViT, channels: int) -> None:
+    def __init__(self, backbone: nn.Module, features: int, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
         self.backbone = backbone
-        self.features = backbone.features
+        self.features = features
+        self.image_shape = image_shape  # what it was built for
+        channels = image_shape[0]
         self.register_buffer("pixel_mean", torch.full((channels, 1, 1), 0.5))
         self.register_buffer("pixel_std", torch.full((channels, 1, 1), 0.25))
 
@@ -44,24 +49,23 @@ class Encoder(nn.Module):
         return self.backbone((images - self.pixel_mean) / self.pixel_std)  # type: ignore[no-any-return]
 
 
-def backbone_size(config: Model) -> Size:
-    """Width, depth and heads of a config: those of the named size unless given."""
-    family, _, name = config.backbone.partition("-")
-    if family != "vit" or name not in SIZES:
-        known = ", ".join(f"vit-{name}" for name in SIZES)
-        raise BadInput(f"there is no backbone {config.backbone!r}; use one of: {known}.")
-    named = SIZES[name]
-    given = (config.width, config.depth, config.heads)
-    size = Size(*(own if value is None else value for value, own in zip(given, named, strict=True)))
-    if min(size) < 1:
-        raise BadInput(f"model.width, model.depth and model.heads must be at least 1, not {tuple(size)}.")
-    return size
+def family_of(backbone: str) -> Family:
+    """The family that has this backbone."""
+    for family in FAMILIES:
+        if family.knows(backbone):
+            return family
+    known = ", ".join(name for family in FAMILIES for name in family.names())
+    raise BadInput(f"there is no backbone {backbone!r}; use one of: {known}.")
+
+
+def complete_model(config: Model, side: int) -> Model:
+    """A config with nothing left open that its backbone has a use for (the rest is None), for images of this side."""
+    return family_of(config.backbone).complete(config, side)
 
 
 def build_encoder(config: Model, image_shape: Sequence[int]) -> Encoder:
-    """The encoder of a resolved config, for images of shape (channels, height, width)."""
+    """The encoder of a config, for images of shape (channels, height, width)."""
     channels, height, width = image_shape
-    assert config.patch is not None, "resolve the config first"
-    size = backbone_size(config)
-    vit = ViT((height, width), config.patch, channels, size, config.stem, config.positions, config.pool)
-    return Encoder(vit, channels)
+    shape = channels, height, width
+    backbone, features = family_of(config.backbone).build(complete_model(config, min(height, width)), shape)
+    return Encoder(backbone, features, shape)

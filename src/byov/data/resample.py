@@ -58,6 +58,14 @@ def crop_by_interpolate(images: Tensor, boxes: Boxes, flip: Tensor, out: Tensor)
     return out
 
 
+def resized(images: Tensor, size: int) -> Tensor:
+    """Whole images (B, C, H, W) at the side `size`, nothing random: uint8 stays uint8, floats stay in [0, 1]."""
+    if images.shape[2:] == (size, size):
+        return images
+    small = F.interpolate(images.to(torch.float32), (size, size), mode="bicubic", antialias=True)
+    return small.round_().clamp_(0, 255).to(torch.uint8) if images.dtype == torch.uint8 else small.clamp_(0, 1)
+
+
 def resize_matrices(start: Tensor, length: Tensor, flip: Tensor, size: int, total: int) -> Tensor:
     """(B, size, total) matrices: each resizes pixels [start, start + length) of a line of `total` pixels to `size`.
 

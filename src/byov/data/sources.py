@@ -2,8 +2,9 @@
 
     open_source("cifar10").load("train")
     open_source("npz:photos.npz@test").load("test")
+    open_source("folder:photos", image_size=64).load("train")
 
-A new kind (`folder:PATH`, say) is one function from a spec and a path to a Source, and one line in `KINDS`.
+A new kind is one function from a spec, a path and the network's side to a Source, and one line in `KINDS`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from byov.data import fetch, formats
+from byov.data import fetch, folder, formats
+from byov.data.decoded import Say, say_on_stderr
+from byov.data.fetch import Progress
 from byov.data.images import SPLITS, ImageSet, Split
 from byov.errors import BadInput
 
@@ -30,28 +33,38 @@ class Source:
     name: str
     """As it was given, such as `cifar10` or `npz:photos.npz@test`."""
     splits: tuple[Split, ...]
-    read: Callable[[Split], ImageSet] = field(repr=False)
+    read: Callable[[Split, Progress, Say], ImageSet] = field(repr=False)
     flips: bool = True
     """Whether a mirrored image is still one of its kind: a mirrored digit is no digit."""
+    image_size: int | None = None
+    """The side for the network, where the images have none of their own; they may be stored with another."""
 
     @property
     def default(self) -> Split:
         """The split for a command that takes one set of images."""
         return "test" if "test" in self.splits else "train"
 
-    def load(self, split: Split) -> ImageSet:
+    def load(
+        self, split: Split, progress: Progress = lambda what, done, total: None, say: Say = say_on_stderr
+    ) -> ImageSet:
+        """The images of a split; `progress` is told how it goes, `say` what the user should know."""
         if split not in self.splits:
             have = " and ".join(self.splits)
             hint = "leave out its @ suffix" if self.name.endswith(f"@{have}") else "give a source that has them"
             raise BadInput(f"the source {self.name} has only {have} images, no {split} images; {hint}.")
-        return self.read(split)
+        return self.read(split, progress, say)
 
 
-def open_source(spec: str) -> Source:
-    """The source of a spec; bad input if there is none."""
+def open_source(spec: str, image_size: int | None = None) -> Source:
+    """The source of a spec, for a network that sees `image_size` pixels; bad input if there is none.
+
+    Images that have a side of their own are given as they are, whatever the network's.
+    """
+    if image_size is not None and image_size < 4:
+        raise BadInput(f"image_size is {image_size}, but a network needs at least 4 pixels: give more.")
     base, at, suffix = spec.rpartition("@")
     forced = next((split for split in SPLITS if at and suffix == split), None)
-    source = _open(base if forced else spec)
+    source = _open(base if forced else spec, image_size)
     if forced is None:
         return source
     if forced not in source.splits:
@@ -59,22 +72,33 @@ def open_source(spec: str) -> Source:
     return replace(source, name=spec, splits=(forced,))
 
 
-def _open(spec: str) -> Source:
+def _open(spec: str, image_size: int | None) -> Source:
     kind, colon, path = spec.partition(":")
-    if colon and kind in KINDS:
-        return KINDS[kind](spec, Path(path).expanduser())
+    if colon and kind in KINDS and path:
+        return KINDS[kind](spec, Path(path).expanduser(), image_size)
     if spec in fetch.PUBLISHED:
-        return Source(spec, SPLITS, partial(fetch.read, spec), fetch.PUBLISHED[spec].flips)
+        return Source(spec, SPLITS, _at_once(partial(fetch.read, spec)), fetch.PUBLISHED[spec].flips)
     if spec == "digits":
-        return Source(spec, SPLITS, digits, flips=False)
+        return Source(spec, SPLITS, _at_once(digits), flips=False)
     raise BadInput(_unknown(spec))
 
 
-def _open_npz(spec: str, path: Path) -> Source:
-    return Source(spec, formats.npz_splits(path), partial(formats.read_npz, path))
+def _at_once(read: Callable[[Split], ImageSet]) -> Callable[[Split, Progress, Say], ImageSet]:
+    """A reader that has nothing to tell."""
+    return lambda split, progress, say: read(split)
 
 
-KINDS: Mapping[str, Callable[[str, Path], Source]] = {"npz": _open_npz}
+def _open_npz(spec: str, path: Path, image_size: int | None) -> Source:
+    return Source(spec, formats.npz_splits(path), _at_once(partial(formats.read_npz, path)))
+
+
+def _open_folder(spec: str, path: Path, image_size: int | None) -> Source:
+    size = image_size or folder.DEFAULT_SIZE
+    images = folder.Folder(path, size)
+    return Source(spec, tuple(images.roots), images.read, image_size=size)
+
+
+KINDS: Mapping[str, Callable[[str, Path, int | None], Source]] = {"npz": _open_npz, "folder": _open_folder}
 
 
 def names() -> list[str]:
@@ -85,8 +109,9 @@ def names() -> list[str]:
 def _unknown(spec: str) -> str:
     known = ", ".join([*names(), *(f"{kind}:PATH" for kind in KINDS)])
     bare = [f"{kind}:{spec}" for kind in KINDS if Path(spec).suffix == f".{kind}"]  # a path without its kind
+    bare += [f"folder:{spec}"] if spec and Path(spec).is_dir() else []
     near = bare or difflib.get_close_matches(spec.split("@")[0], names(), n=2, cutoff=0.5)
-    if near and "@" in spec:
+    if near and not bare and "@" in spec:
         return f"there is no source {spec!r}; the suffix is @train or @test, as in {near[0]}@test."
     if near:
         return f"there is no source {spec!r}; did you mean {' or '.join(near)}? The sources are {known}."

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from byov.data.images import ImageSet
+from byov.data.decoded import Say, say_on_stderr
+from byov.data.fetch import Progress
+from byov.data.images import SPLITS, ImageSet
 from byov.data.sources import open_source
 from byov.errors import BadInput
 from byov.evaluation.features import features_of
@@ -19,17 +20,21 @@ from byov.files import write_json
 from byov.metrics import brier, brier_decomposition, ece, knn_accuracy, nll, reliability_bins, top_k_accuracy
 from byov.training.loop import subset
 
-Progress = Callable[[str, int, int], None]
-"""Told what is being done, how many images are done, and of how many."""
+PIXELS = 32  # side of the raw pixels that are probed at most: 12,288 numbers an image at 64 would take minutes to fit
 
 
 def evaluate(
-    run: Run, data: str | None = None, teacher: bool = False, progress: Progress = lambda what, done, total: None
+    run: Run,
+    data: str | None = None,
+    teacher: bool = False,
+    progress: Progress = lambda what, done, total: None,
+    say: Say = say_on_stderr,
 ) -> dict[str, Any]:
     """Probes the run on a source with labels (its own by default) and writes `results/evaluation.json`."""
     data = data or run.config.data
-    source = open_source(data)
-    train, test = source.load("train"), source.load("test")
+    side = run.image_shape[-1]
+    source = open_source(data, side)
+    test, train = (source.load(split, progress, say) for split in reversed(SPLITS))  # test first: it may be missing
     if train.labels is None or test.labels is None:
         raise BadInput(f"{data} has no labels to evaluate with: give a source that has, with --data.")
     if data == run.config.data and run.config.images is not None:
@@ -47,7 +52,8 @@ def evaluate(
         what = (
             f"probing {prefix.rstrip('.') or run.folder} on {data}, {len(train):,} images to fit, {len(test):,} to test"
         )
-        fitted, tested = (_features(encoder, images, what, progress) for images in (train.images, test.images))
+        seen = min(side, PIXELS) if prefix == "pixels." else side
+        fitted, tested = (_features(encoder, images, seen, what, progress) for images in (train.images, test.images))
         measures = probe_results(fitted, tested, train, test)
         results |= {f"{prefix}{key}": value for key, value in measures.items() if not prefix or key != "bins"}
     sigma = run.learner.posterior.sigma  # of all random weights, heads too
@@ -66,7 +72,7 @@ def evaluate(
     return results
 
 
-def _features(encoder: nn.Module, images: Tensor, what: str, progress: Progress) -> Tensor:
+def _features(encoder: nn.Module, images: Tensor, side: int, what: str, progress: Progress) -> Tensor:
     done = 0
 
     def advance(count: int) -> None:
@@ -74,7 +80,7 @@ def _features(encoder: nn.Module, images: Tensor, what: str, progress: Progress)
         done += count
         progress(what, done, len(images))
 
-    return features_of(encoder, images, advance=advance)
+    return features_of(encoder, images, advance=advance, size=side)
 
 
 def results_path(run: Run, data: str, teacher: bool) -> Path:

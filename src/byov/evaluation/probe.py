@@ -29,9 +29,9 @@ GRID = tuple(10.0 ** (-half / 2) for half in range(13))  # 1 to 1e-6, two a deca
 FALLBACK_L2 = 1e-2  # where there are too few images to hold any out
 PATIENCE = 3  # weaker L2s tried after the best: the held-out NLL has one valley along the grid
 TOLERANCE = 1e-5  # largest entry of the gradient at the optimum; scikit-learn stops at 1e-4
-COARSE = 1e-4  # the same while L2 is chosen, and in float32
+COARSE = 1e-4  # the same in float32, which rounds more than that
 ROTATED = 1024  # up to this width the whitening is exact; above, only along this many / 4 main directions
-DOUBLE = 1 << 25  # numbers of features up to which the last fit runs in float64 (256 MiB); above, in float32
+DOUBLE = 1 << 25  # numbers of features up to which fits run in float64 (256 MiB); above, in float32
 BLOCK = 1 << 22  # numbers of features at a time in `logits`
 ITERATIONS = 1000  # a bound; fits in trials took up to 22
 
@@ -83,11 +83,11 @@ def fit_probe(features: Tensor, labels: Tensor, seed: int = 0, classes: int | No
     labels = labels.detach().cpu()
     present, targets = torch.unique(labels, return_inverse=True)
     kept, held = _split(targets, seed)
+    dtype = torch.float64 if features.numel() <= DOUBLE else torch.float32
     l2, start = FALLBACK_L2, None
     if len(held):
-        l2, start = _choose_l2(features, targets, kept, held)
+        l2, start = _choose_l2(features, targets, kept, held, dtype)
     mean, std = _moments(features)
-    dtype = torch.float64 if features.numel() <= DOUBLE else torch.float32
     problem = _Problem(_standardised(features, mean, std, dtype), targets, len(present))
     found, gradient_norm = problem.solve(l2, start)
     total = max(int(present[-1]) + 1, classes or 0)
@@ -122,15 +122,17 @@ def _split(targets: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     return (~held).nonzero()[:, 0], held.nonzero()[:, 0]
 
 
-def _choose_l2(features: Tensor, targets: Tensor, kept: Tensor, held: Tensor) -> tuple[float, Tensor]:
+def _choose_l2(
+    features: Tensor, targets: Tensor, kept: Tensor, held: Tensor, dtype: torch.dtype
+) -> tuple[float, Tensor]:
     """The strongest L2 that is not worse than the best by more than a standard error of the held-out NLL, and its fit.
 
     The held-out NLL is flat around its lowest point: there the rounding of a sum would choose, and with it the
-    calibration. The error is that of the difference, image by image. float32 will do to choose.
+    calibration. The error is that of the difference, image by image.
     """
     mean, std = _moments(features[kept])
-    problem = _Problem(_standardised(features[kept], mean, std, torch.float32), targets[kept], int(targets.max()) + 1)
-    held_out = _Problem(_standardised(features[held], mean, std, torch.float32), targets[held], problem.classes)
+    problem = _Problem(_standardised(features[kept], mean, std, dtype), targets[kept], int(targets.max()) + 1)
+    held_out = _Problem(_standardised(features[held], mean, std, dtype), targets[held], problem.classes)
     tried: list[tuple[float, Tensor, Tensor]] = []
     best, found = 0, None
     for l2 in GRID:

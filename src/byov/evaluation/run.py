@@ -30,9 +30,9 @@ class Run:
     classes: int | None
 
     def features(self, images: Tensor) -> Tensor:
-        """Features (N, width) of uint8 or [0, 1] images (N, C, H, W), at the means."""
+        """Features (N, width) of uint8 or [0, 1] images (N, C, H, W), at the means; other sides are resized first."""
         self.check(images)
-        return features_of(self.encoder, images)
+        return features_of(self.encoder, images, size=self.image_shape[-1])
 
     def teacher_encoder(self) -> nn.Module:
         """The teacher's encoder."""
@@ -45,15 +45,15 @@ class Run:
         fresh = (
             build_learner(self.config, self.image_shape, self.classes).posterior.unwrapped().get_submodule("encoder")
         )
-        fresh.load_state_dict(dict(self.encoder.module.named_buffers()), strict=False)  # the pixels' statistics
+        fresh.set_pixel_statistics(self.encoder.module.pixel_mean, self.encoder.module.pixel_std)  # type: ignore[operator]
         return fresh
 
     def check(self, images: Tensor) -> None:
-        """Images of another shape than the run's are bad input."""
-        if images.dim() != 4 or tuple(images.shape[1:]) != self.image_shape:
+        """Images that are not square, or of other channels than the run's, are bad input."""
+        if images.dim() != 4 or images.shape[1] != self.image_shape[0] or images.shape[2] != images.shape[3]:
             raise BadInput(
-                f"{self.folder} takes images of shape (N, {', '.join(map(str, self.image_shape))}), "
-                f"not {tuple(images.shape)}: resize or convert them first."
+                f"{self.folder} takes images of shape (N, {', '.join(map(str, self.image_shape))}), or other squares, "
+                f"not {tuple(images.shape)}: convert or crop them first."
             )
 
 

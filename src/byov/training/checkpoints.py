@@ -15,6 +15,7 @@ from torch import Tensor
 from byov.errors import BadInput
 from byov.files import write_atomically
 from byov.segments import untied
+from byov.training.sharding import ShardedAdamW
 
 FORMAT = "byov-checkpoint-1"
 
@@ -47,14 +48,17 @@ def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's state, by the place of the parameter in its groups."""
-    state = optimizer.state_dict()["state"]
+    sharded = isinstance(optimizer, ShardedAdamW)  # then all processes must ask together
+    state = optimizer.gathered_state() if sharded else optimizer.state_dict()["state"]  # type: ignore[attr-defined]
     return {f"{index}.{key}": value for index, entry in state.items() for key, value in entry.items()}
 
 
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    state = optimizer.state_dict()
     entries: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         index, key = name.split(".", 1)
         entries.setdefault(int(index), {})[key] = tensor
-    optimizer.load_state_dict({**state, "state": entries})
+    if isinstance(optimizer, ShardedAdamW):
+        optimizer.load_whole_state(entries)
+    else:
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": entries})

@@ -1,51 +1,134 @@
-"""Starting from weights (`--init`): of a run, or of a state dict in safetensors."""
+"""Starting from weights (`--init`): of a run, of a state dict in a file, or those that timm has.
+
+Names decide. A run's are our own. A foreign state dict may be wrapped (`state_dict`, `module.`, `backbone.`, ...) and
+bring a classifier, which is left. Pixels are normalised by the new data's own statistics unless the weights bring
+theirs: a run does, and timm does; a plain state dict does not.
+"""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from byov.backbones import Encoder, timm
 from byov.errors import BadInput
 from byov.training import checkpoints
+
+BACKBONE = "encoder.backbone."
+CONTAINERS = ("state_dict", "model", "model_state_dict")  # keys below which others keep a state dict
+WRAPPERS = ("module", "_orig_mod", "model", "encoder", "backbone")  # first words that others put before a name
+HEADS = ("fc", "head", "head_dist", "heads", "classifier")  # names of classifiers
+FOREIGN_VIT = ("patch_embed.proj.weight", "conv_proj.weight")  # timm's and torchvision's
+GIVE = "give a run folder, a .safetensors, .pt or .pth file, or timm:NAME to --init"
 
 
 def initialiser(source: str | None) -> Callable[[nn.Module], None]:
     """A function that puts the given weights into a network; nothing where none are given."""
     if source is None:
         return lambda network: None
+    if source.startswith(timm.PREFIX):  # which of them depends on the images
+        return lambda network: _put(network, timm.pretrained(source, _encoder(network).image_shape), source)
     weights = _read(Path(source))
     return lambda network: _put(network, weights, source)
 
 
+def _encoder(network: nn.Module) -> Encoder:
+    encoder = network.get_submodule("encoder")
+    assert isinstance(encoder, Encoder)
+    return encoder
+
+
 def _read(path: Path) -> dict[str, Tensor]:
-    """Weights by name, as the network itself names them."""
+    """Weights by name, as the run or the file has them."""
     if path.is_dir():
         tensors, _ = checkpoints.load(path / "checkpoints" / "last.safetensors")
         student = checkpoints.part(tensors, "student.")
         return checkpoints.part(student, "mean.") | checkpoints.part(student, "other.")
     if not path.is_file():
-        raise BadInput(f"there are no weights {path}: give a run folder or a .safetensors file to --init.")
+        raise BadInput(f"there are no weights {path}: {GIVE}.")
     try:
-        return load_file(str(path))
-    except (SafetensorError, OSError) as error:
-        raise BadInput(f"cannot read weights {path} ({error}): give a run folder or a .safetensors file.") from error
+        return load_file(str(path)) if path.suffix == ".safetensors" else _read_torch(path)
+    except (SafetensorError, OSError, RuntimeError, EOFError, KeyError, ValueError) as error:
+        reason = (str(error).splitlines() or ["it is no file of torch"])[0]
+        raise BadInput(f"cannot read weights {path} ({reason}): {GIVE}.") from error
+
+
+def _read_torch(path: Path) -> dict[str, Tensor]:
+    """A state dict that torch.save wrote. Tensors only: a pickle that holds code is refused, not run."""
+    try:
+        loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise BadInput(
+            f"cannot read weights {path}: it is damaged, or holds more than tensors, which is not loaded for safety; "
+            "save its state dict alone."
+        ) from error
+    for key in CONTAINERS:
+        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
+            loaded = loaded[key]
+    if not isinstance(loaded, Mapping):
+        raise BadInput(f"cannot read weights {path}: it holds a {type(loaded).__name__}; save a state dict.")
+    return {str(name): value for name, value in loaded.items() if isinstance(value, Tensor)}
 
 
 def _put(network: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
-    """Loads what fits: the encoder must come whole; heads that are absent or of another shape stay as they are."""
+    """Loads what fits: the backbone must come whole; heads that are absent or of another shape stay as they are."""
     own = network.state_dict()
-    if not any(name.startswith("encoder.") for name in weights):  # the state dict of an encoder alone
-        weights = {f"encoder.{name}": value for name, value in weights.items()}
-    for name, value in own.items():
-        if name.startswith("encoder.") and (name not in weights or weights[name].shape != value.shape):
-            found = "is missing" if name not in weights else f"has shape {tuple(weights[name].shape)}"
-            raise BadInput(
-                f"the weights in {source} do not fit: {name} {found}, but this model wants {tuple(value.shape)}; "
-                "use the same backbone, patch and image size."
-            )
-    fitting = {k: v for k, v in weights.items() if k in own and v.shape == own[k].shape}
+    placed = _placed(weights, own, source)
+    for name in (name for name in own if name.startswith(BACKBONE)):
+        wanted = tuple(own[name].shape)
+        if name not in placed and not name.endswith("num_batches_tracked"):  # old files lack this one
+            _refuse(source, f"{name} is missing, but this model wants {wanted}")
+        if name in placed and tuple(placed[name].shape) != wanted:
+            _refuse(source, f"{name} has shape {tuple(placed[name].shape)}, but this model wants {wanted}")
+    fitting = {name: value for name, value in placed.items() if value.shape == own[name].shape}
     network.load_state_dict(fitting, strict=False)
+
+
+def _refuse(source: str, why: str) -> None:
+    raise BadInput(
+        f"the weights in {source} do not fit: {why}; use the same backbone, stem, norm, patch and image size."
+    )
+
+
+def _placed(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+    """The weights under our names, without those that we have no use for (classifiers, a teacher, ...).
+
+    A tensor without a place in a part of the backbone that we have is refused: it comes from a deeper network, or from
+    one with another norm, and the rest would be of no use without it.
+    """
+    parts = {name.removeprefix(BACKBONE).split(".")[0] for name in own if name.startswith(BACKBONE)}
+    ours = any(name.startswith(BACKBONE) for name in weights)
+    placed: dict[str, Tensor] = {}
+    for name, value in weights.items():
+        bare = _bare(name, own)
+        first = bare.split(".")[0]
+        place = next((prefix + bare for prefix in (BACKBONE, "encoder.") if prefix + bare in own), None)
+        if place is not None:
+            placed[place] = value
+        elif ours and name in own:  # projector, predictor, classifier
+            placed[name] = value
+        elif bare in FOREIGN_VIT:
+            raise BadInput(
+                f"the weights in {source} are of another library's ViT, which is built otherwise than ours: use "
+                "--model.backbone timm:NAME."
+            )
+        elif first in parts and first not in HEADS:
+            _refuse(source, f"they have {name}, for which this model has no place")
+    return placed
+
+
+def _bare(name: str, own: Mapping[str, Tensor]) -> str:
+    """A name without the wrappers before it: no more of them than it takes to know it."""
+    while BACKBONE + name not in own:
+        first, _, rest = name.partition(".")
+        if first not in WRAPPERS or not rest:
+            break
+        name = rest
+    return name

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from byov.config import Config, differences, merge, to_dict
 from byov.data.images import ImageSet
+from byov.data.resample import resized
 from byov.errors import BadInput, TrainingFailed
 from byov.files import write_json
 from byov.metrics.knn import knn_accuracy
@@ -37,7 +38,9 @@ from byov.training.monitors import (
     peak_memory_mib,
 )
 from byov.training.optimizers import build_optimizer
-from byov.training.step import Processes, StepReport, noise_key, training_step
+from byov.training.processes import Processes
+from byov.training.sharding import ShardedAdamW
+from byov.training.step import StepReport, noise_key, training_step
 
 KNN_BANK, KNN_QUERIES = 2000, 1000
 
@@ -84,7 +87,7 @@ class Trainer:
     warned: bool = False
 
     def __post_init__(self) -> None:
-        self.optimizer = build_optimizer(self.learner.posterior, self.config.optim)
+        self.optimizer = build_optimizer(self.learner.posterior, self.config.optim, self.processes)
         self.device = self.learner.posterior.means.device
         self.seconds = 0.0  # of training so far, over all resumptions
         self._saved_at = time.monotonic()
@@ -123,7 +126,7 @@ class Trainer:
 
     def run(self) -> dict[str, Any]:
         """Trains to the end; writes and returns the summary. Interrupted: state saved. TrainingFailed: a NaN."""
-        main = self.processes.rank == 0
+        main = self.processes.main
         if main and self.step < self.total:
             (self.folder / "summary.json").unlink(missing_ok=True)  # it told of a shorter run
         journal = Journal(self.folder, self.step, self.config.monitor.tensorboard) if main else None
@@ -139,10 +142,11 @@ class Trainer:
                     row = {} if journal is None else self._log(journal, report)
                     self.on_step(self.step, row)
                     self.seconds += time.monotonic() - begun
-                    if signals or self.step == self.total or self._due():
+                    stop, due = self.processes.any(bool(signals), self._due())
+                    if stop or due or self.step == self.total:
                         self.save()
-                    if signals and self.step < self.total:
-                        raise Interrupted(signal.Signals(signals[0]).name)
+                    if stop and self.step < self.total:
+                        raise Interrupted(signal.Signals(signals[0]).name if signals else "another process")
         finally:
             if journal is not None:
                 journal.close()
@@ -207,7 +211,8 @@ class Trainer:
             return None
         encoder = self.learner.posterior.module.get_submodule("encoder").eval()
         with torch.no_grad():
-            parts = [encoder(self.data.images[i].to(self.device)).float().cpu() for i in torch.split(chosen, 500)]
+            whole = (self.data.images[i].to(self.device) for i in torch.split(chosen, 500))
+            parts = [encoder(resized(images, self.learner.image_size)).float().cpu() for images in whole]
         encoder.train()
         features, labels = torch.cat(parts), self.data.labels[chosen].cpu()
         return knn_accuracy(features[queries:], labels[queries:], features[:queries], labels[:queries])
@@ -249,16 +254,18 @@ class Trainer:
 
     def save(self) -> None:
         """Writes checkpoints/last.safetensors."""
-        if self.processes.rank == 0:
+        sharded = isinstance(self.optimizer, ShardedAdamW)
+        tensors = self.tensors() if self.processes.main or sharded else {}  # shards are gathered from all processes
+        if self.processes.main:
             state = {
                 "step": self.step,
                 "total": self.total,
                 "seconds": self.seconds,
-                "image_shape": list(self.data.images.shape[1:]),
+                "image_shape": [self.data.images.shape[1], self.learner.image_size, self.learner.image_size],
                 "classes": classes_of(self.data),
                 "config": to_dict(self.config),
             }
-            checkpoints.save(self.folder / "checkpoints" / "last.safetensors", self.tensors(), state)
+            checkpoints.save(self.folder / "checkpoints" / "last.safetensors", tensors, state)
         self._saved_at = time.monotonic()
 
     def restore(self) -> None:
@@ -288,7 +295,7 @@ class Trainer:
             "random_weights": sigma.numel(),
             "median_sigma": float(sigma.median()) if sigma.numel() else None,
         }
-        if self.processes.rank == 0:
+        if self.processes.main:
             write_json(self.folder / "summary.json", summary)
         return summary
 

@@ -1,6 +1,8 @@
-"""AdamW over a posterior: the means, the log-variances at a learning rate of their own, and what is not random."""
+"""Optimizers over a posterior: the means, the log-variances at a rate of their own, and what is not random."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import nn
@@ -9,10 +11,21 @@ from byov import schedules
 from byov.config import Optim
 from byov.posterior import Posterior
 from byov.segments import kind_of
+from byov.training.lars import Lars
+from byov.training.processes import Processes
+from byov.training.sharding import ShardedAdamW
 
 
-def build_optimizer(posterior: Posterior, config: Optim) -> torch.optim.AdamW:
-    """AdamW with three groups, told apart by their key `role`."""
+def build_optimizer(
+    posterior: Posterior,
+    config: Optim,
+    processes: Processes = Processes(),  # noqa: B008
+) -> torch.optim.Optimizer:
+    """The optimizer of a config; its groups are told apart by their key `role`, mean or log_variance."""
+    return Lars(posterior, config) if config.optimizer == "lars" else _adamw(posterior, config, processes)
+
+
+def _adamw(posterior: Posterior, config: Optim, processes: Processes) -> torch.optim.AdamW:
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
     for owner in posterior.module.modules():
@@ -20,13 +33,17 @@ def build_optimizer(posterior: Posterior, config: Optim) -> torch.optim.AdamW:
             if parameter.requires_grad:
                 (decayed if kind_of(owner, name) == "weight" else plain).append(parameter)
     random = posterior.segments.numel > 0
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"role": "mean", "params": [*([posterior.means] if random else []), *plain], "weight_decay": 0.0},
         {"role": "mean", "params": decayed, "weight_decay": config.weight_decay or 0.0},
         {"role": "log_variance", "params": [posterior.log_variances] if random else [], "weight_decay": 0.0},
     ]
-    fused = posterior.means.device.type in ("cpu", "cuda")
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, betas=config.betas, fused=fused)
+    groups = [group for group in groups if group["params"]]
+    settings: dict[str, Any] = {"lr": 0.0, "betas": config.betas}
+    settings["fused"] = posterior.means.device.type in ("cpu", "cuda")
+    if config.shard and processes.world > 1:
+        return ShardedAdamW(groups, processes, **settings)
+    return torch.optim.AdamW(groups, **settings)
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, config: Optim, progress: float) -> tuple[float, float]:
@@ -42,7 +59,10 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, config: Optim, progress
 
 @torch.no_grad()
 def decay_means(posterior: Posterior, amount: float) -> None:
-    """Decoupled weight decay on random weight matrices: off in the recipes (the KL does that work), for study."""
+    """Decoupled weight decay on random weight matrices: off in the recipes (the KL does that work), for study.
+
+    For AdamW, which sees the means as one tensor; LARS decays by itself.
+    """
     if amount and len(posterior.segments):
         views = posterior.segments.views(posterior.means.detach())
         weights = [v for s, v in zip(posterior.segments, views, strict=True) if s.kind == "weight"]

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import torch
 
-from byov.backbones import backbone_size
-from byov.config import BAYESIAN, SUPERVISED, Config, Model, Optim, View
+from byov.backbones import complete_model
+from byov.config import BAYESIAN, SUPERVISED, Config, Optim, View
 from byov.errors import BadInput
 
 T = TypeVar("T")
@@ -18,13 +18,20 @@ T = TypeVar("T")
 BLUR_FROM = 64  # pixels: METHOD says no blur at 32
 
 
-def choose_recipe(side: int) -> str:
-    """The recipe for images of this side, where the user names none."""
+def choose_recipe(side: int | None) -> str:
+    """The recipe for images of this side (None: a folder's, which have many), where the user names none."""
+    if side is None:
+        return "folder-64"
     return "digits" if side <= 16 else "small-images"
 
 
-def resolve(config: Config, image_shape: tuple[int, int, int], images: int, flips: bool) -> Config:
-    """A config with nothing left open, for `images` training images of this shape."""
+def resolve(
+    config: Config, image_shape: tuple[int, int, int], images: int, flips: bool, world: int = 1, local: int = 1
+) -> Config:
+    """A config with nothing left open, for `images` training images that are stored in this shape.
+
+    `world` processes train together, `local` of them on this machine.
+    """
     _, height, width = image_shape
     if height != width:
         raise BadInput(f"the images of {config.data} are {width} x {height}: make them square first.")
@@ -33,26 +40,28 @@ def resolve(config: Config, image_shape: tuple[int, int, int], images: int, flip
     if config.images is not None and not 2 <= config.images <= images:
         raise BadInput(f"images={config.images} is not between 2 and the {images} that {config.data} has.")
     used = config.images or images
+    side = config.image_size or height
     device = resolve_device(config.device)
     resolved = replace(
         config,
+        image_size=side,
         images=used,
         device=device,
-        threads=config.threads if config.threads is not None else _cores(),
-        model=_model(config.model, height),
+        threads=config.threads if config.threads is not None else max(1, _cores() // local),
+        model=complete_model(config.model, side),
         posterior=replace(
             config.posterior,
             where=config.posterior.where or ("all" if config.method in BAYESIAN else "none"),
             variance_floor=_first(config.posterior.variance_floor, math.exp(config.posterior.init_log_variance)),
         ),
-        optim=_optim(config.optim, used, config.method in BAYESIAN),
+        optim=_optim(config.optim, used, config.method in BAYESIAN, world),
         views=replace(
             config.views,
-            first=_view(config.views.first, height, flips, blur=1.0),
-            second=_view(config.views.second, height, flips, blur=0.1),
+            first=_view(config.views.first, side, flips, blur=1.0),
+            second=_view(config.views.second, side, flips, blur=0.1),
         ),
     )
-    _check(resolved)
+    _check(resolved, world)
     return resolved
 
 
@@ -77,26 +86,13 @@ def _first(value: T | None, otherwise: T) -> T:
     return otherwise if value is None else value
 
 
-def default_patch(side: int) -> int:
-    """The divisor of an image's side nearest to a quarter of it (16 tokens) up to 64 pixels, to 16 pixels above."""
-    wanted = side / 4 if side <= 64 else 16
-    divisors = [d for d in range(2, side // 2 + 1) if side % d == 0]
-    if not divisors:
-        raise BadInput(f"no patch divides images of {side} x {side}: resize them to a side that 8 divides, say.")
-    return min(divisors, key=lambda d: abs(math.log(d / wanted)))
-
-
-def _model(model: Model, side: int) -> Model:
-    size = backbone_size(model)
-    patch = _first(model.patch, default_patch(side))
-    if patch < 1 or side % patch:
-        raise BadInput(f"patches of {patch} do not divide images of {side} x {side}: set model.patch to a divisor.")
-    return replace(model, width=size.width, depth=size.depth, heads=size.heads, patch=patch)
-
-
-def _optim(optim: Optim, images: int, bayesian: bool) -> Optim:
-    decay = optim.weight_decay if optim.weight_decay is not None else (0.0 if bayesian else 0.05)
-    return replace(optim, weight_decay=decay, batch_size=min(optim.batch_size, images))
+def _optim(optim: Optim, images: int, bayesian: bool, world: int) -> Optim:
+    usual = 0.0 if bayesian else {"adamw": 0.05, "lars": 1e-6}[optim.optimizer]
+    size = optim.batch_size
+    if size > images:  # all of them, but so that the processes have as many each
+        parts = max(optim.accumulate, 1) * world
+        size = images // parts * parts or images
+    return replace(optim, weight_decay=_first(optim.weight_decay, usual), batch_size=size)
 
 
 def _view(view: View, side: int, flips: bool, blur: float) -> View:
@@ -104,7 +100,7 @@ def _view(view: View, side: int, flips: bool, blur: float) -> View:
     return replace(view, flip=flip, blur=view.blur if view.blur is not None else (blur if side >= BLUR_FROM else 0.0))
 
 
-def _check(config: Config) -> None:
+def _check(config: Config, world: int) -> None:
     """Ranges that no type can say."""
     optim, posterior, model = config.optim, config.posterior, config.model
     if config.method in BAYESIAN and posterior.where == "none":
@@ -117,13 +113,15 @@ def _check(config: Config) -> None:
         (optim.epochs >= 1, "optim.epochs must be at least 1"),
         (optim.batch_size >= 2, "optim.batch_size must be at least 2"),
         (1 <= optim.accumulate <= optim.batch_size // 2, "optim.accumulate must leave at least 2 images a micro-batch"),
-        (optim.batch_size % max(optim.accumulate, 1) == 0, "optim.accumulate must divide optim.batch_size"),
-        (all(0 <= b < 1 for b in optim.betas), "optim.betas must be from 0 to below 1"),
-        (optim.weight_decay is not None and optim.weight_decay >= 0, "optim.weight_decay must not be negative"),
         (
-            min(model.width or 0, model.depth or 0, model.heads or 0) >= 1,
-            "model.width, depth and heads must be positive",
+            optim.batch_size % (max(optim.accumulate, 1) * world) == 0,
+            f"optim.accumulate times the number of processes, {optim.accumulate * world}, must divide optim.batch_size",
         ),
+        (optim.batch_size // world >= 2, "optim.batch_size must be at least 2 for each process"),
+        (not optim.shard or optim.optimizer == "adamw", "optim.shard needs optim.optimizer adamw"),
+        (all(0 <= b < 1 for b in optim.betas), "optim.betas must be from 0 to below 1"),
+        (0 <= optim.momentum < 1 and optim.trust > 0, "optim.momentum is from 0 to below 1, and optim.trust positive"),
+        (optim.weight_decay is not None and optim.weight_decay >= 0, "optim.weight_decay must not be negative"),
         (min(model.head_hidden, model.head_output) >= 1, "model.head_hidden and head_output must be positive"),
         (posterior.variance_floor is not None and posterior.variance_floor > 0, "variance_floor must be positive"),
         (

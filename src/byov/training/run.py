@@ -13,55 +13,95 @@ import torch
 from torch import Tensor
 
 from byov.config import SUPERVISED, Config, differences, read_config, to_yaml
+from byov.data.decoded import Say, say_on_stderr
+from byov.data.fetch import Progress
+from byov.data.images import ImageSet
 from byov.data.sources import open_source
 from byov.errors import BadInput
 from byov.files import write_text
 from byov.training import checkpoints
+from byov.training.batchnorm import share_batch_norms
 from byov.training.initial import initialiser
 from byov.training.learners import build_learner
 from byov.training.loop import Trainer, classes_of, subset
 from byov.training.networks import Classifier, Student
-from byov.training.resolve import resolve
-from byov.training.step import Processes
+from byov.training.processes import Processes, started
+from byov.training.resolve import resolve, resolve_device
+
+STATISTICS_IMAGES = 100_000
 
 
-def prepare(config: Config, out: Path, *, resume: bool = False, extend: int | None = None) -> Trainer:
-    """A trainer for a new run, or for one that goes on where it stopped. Nothing is written unless all is well."""
+def prepare(
+    config: Config,
+    out: Path,
+    *,
+    resume: bool = False,
+    extend: int | None = None,
+    progress: Progress = lambda what, done, total: None,
+    say: Say = say_on_stderr,
+) -> Trainer:
+    """A trainer for a new run, or for one that goes on where it stopped. Nothing is written unless all is well.
+
+    A source that must be decoded first tells `progress` how it goes, and `say` which files it skipped.
+    """
+    local, nodes = started()
+    fabric = _launch(config, local, nodes) if local * nodes > 1 else None
+    processes = Processes() if fabric is None else Processes(fabric.global_rank, fabric.world_size)
     goes_on = resume or extend is not None
-    source = open_source(config.data)
-    data = source.load("train")
-    if config.method in SUPERVISED and data.labels is None:
-        raise BadInput(f"{config.method} needs labels, but {config.data} has none: use byov or byol.")
-    shape = (data.images.shape[1], data.images.shape[2], data.images.shape[3])
-    config = resolve(config, shape, len(data), source.flips)
-    if config.posterior.prior == "pretrained" and config.init is None:
-        raise BadInput("the prior `pretrained` needs weights to stand around: give them with --init.")
-    if goes_on:
-        config = _continued(config, out, extend)
-    elif out.resolve() == Path.cwd():
-        raise BadInput("a run wants a folder of its own: give --out a name.")
-    elif out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise BadInput(f"{out} exists already: choose another --out, or go on with --resume.")
-    assert config.threads is not None and config.images is not None
+    with processes.one_voice():
+        if not goes_on and processes.main:
+            _check_free(out)
+        config, data = _opened(config, processes, local, progress, say)
+        if goes_on:
+            config = _continued(config, out, extend)
+        put_weights = initialiser(None if goes_on else config.init)
+    assert config.threads is not None and config.images is not None and config.image_size is not None
     torch.set_num_threads(config.threads)
-    fabric = _launch(config)
+    fabric = fabric or _launch(config, local, nodes)
     data = subset(data, config.images)
-    statistics, put_weights = pixel_statistics(data.images), initialiser(None if goes_on else config.init)
+    statistics = pixel_statistics(data.images)
 
     def initialise(network: Student | Classifier) -> None:
         network.encoder.set_pixel_statistics(*statistics)
         put_weights(network)
+        if processes.world > 1:
+            share_batch_norms(network, say)
 
-    learner = build_learner(config, shape, classes_of(data), fabric.device, initialise)
-    mixed = config.precision == "bf16-mixed"
-    trainer = Trainer(
-        config, out, learner, data, Processes(fabric.global_rank, fabric.world_size), fabric.autocast if mixed else None
-    )
-    if goes_on:
-        _go_on(trainer)
-    elif fabric.global_rank == 0:
-        _begin(trainer)
+    shape = (data.images.shape[1], config.image_size, config.image_size)  # what the network sees; views are made in it
+    with processes.one_voice():
+        learner = build_learner(config, shape, classes_of(data), fabric.device, initialise)
+        mixed = config.precision == "bf16-mixed"
+        trainer = Trainer(config, out, learner, data, processes, fabric.autocast if mixed else None)
+        if goes_on:
+            _go_on(trainer)
+        elif processes.main:
+            _begin(trainer)
     return trainer
+
+
+def _opened(config: Config, processes: Processes, local: int, progress: Progress, say: Say) -> tuple[Config, ImageSet]:
+    """The training images, and the config resolved for them."""
+    if config.threads is not None and config.threads >= 1:
+        torch.set_num_threads(config.threads)  # the images are decoded over them
+    source = open_source(config.data, config.image_size)
+    with processes.main_first():
+        data = source.load("train", progress, say)
+    if config.method in SUPERVISED and data.labels is None:
+        raise BadInput(f"{config.method} needs labels, but {config.data} has none: use byov or byol.")
+    channels, height, width = data.images.shape[1:]
+    config = replace(config, image_size=config.image_size or source.image_size)
+    config = resolve(config, (channels, height, width), len(data), source.flips, processes.world, local)
+    if config.posterior.prior == "pretrained" and config.init is None:
+        raise BadInput("the prior `pretrained` needs weights to stand around: give them with --init.")
+    return config, data
+
+
+def _check_free(out: Path) -> None:
+    """A new run needs a place of its own; asked first, for decoding a folder may take a while."""
+    if out.resolve() == Path.cwd():
+        raise BadInput("a run wants a folder of its own: give --out a name.")
+    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+        raise BadInput(f"{out} exists already: choose another --out, or go on with --resume.")
 
 
 def _begin(trainer: Trainer) -> None:
@@ -79,30 +119,40 @@ def _begin(trainer: Trainer) -> None:
 
 def _go_on(trainer: Trainer) -> None:
     """Back to the last checkpoint."""
-    if trainer.processes.rank == 0:
+    if trainer.processes.main:
         for stale in trainer.folder.rglob(".*.tmp"):  # kill -9 came while it was being written
             stale.unlink(missing_ok=True)
     trainer.restore()
-    if trainer.processes.rank == 0:
+    if trainer.processes.main:
         write_text(trainer.folder / "config.yaml", to_yaml(trainer.config))  # --extend lengthens it
 
 
 def pixel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each channel in [0, 1], from the counts of the 256 values: no float copy."""
+    """Mean and standard deviation of each channel in [0, 1], from the counts of the 256 values: no float copy.
+
+    Of very many images, every k-th: they may lie on a disk.
+    """
     means, stds = [], []
     values = torch.arange(256, dtype=torch.float64) / 255
-    for channel in range(images.shape[1]):
-        counts = torch.bincount(images[:, channel].reshape(-1), minlength=256).double()
+    parts = torch.split(images[:: -(-len(images) // STATISTICS_IMAGES)], 1000)
+    all_counts = torch.zeros(images.shape[1], 256, dtype=torch.float64)
+    for part in parts:
+        for channel, counts in zip(part.unbind(1), all_counts, strict=True):
+            counts += torch.bincount(channel.reshape(-1), minlength=256)
+    for counts in all_counts:
         mean = (counts * values).sum() / counts.sum()
         means.append(mean)
         stds.append(((counts * (values - mean) ** 2).sum() / counts.sum()).sqrt().clamp(min=1e-3))
     return torch.stack(means).float(), torch.stack(stds).float()
 
 
-def _launch(config: Config) -> Any:
+def _launch(config: Config, local: int, nodes: int) -> Any:
+    """The device, the precision, and the meeting with `local` processes here and as many on every other node."""
     from lightning_fabric import Fabric  # slow to import: only where it is needed
 
-    fabric = Fabric(accelerator=config.device, devices=1, precision=config.precision)
+    strategy = "ddp" if local * nodes > 1 else "auto"
+    device = resolve_device(config.device)
+    fabric = Fabric(accelerator=device, devices=local, num_nodes=nodes, strategy=strategy, precision=config.precision)
     fabric.launch()
     return fabric
 
@@ -153,11 +203,13 @@ def describe(trainer: Trainer, origin: str) -> str:
     config, posterior = trainer.config, trainer.learner.posterior
     model, optim = config.model, config.optim
     weights = sum(p.numel() for p in posterior.module.parameters()) + posterior.means.numel()
+    given = {key: getattr(model, key) for key in ("width", "depth", "patch", "stem", "norm")}
+    shape = "".join(f"{key} {value}, " for key, value in given.items() if value is not None)
     lines = [
         f"{config.method} on {config.data}: {config.images:,} images, {optim.epochs} epochs of "
         f"{trainer.steps_per_epoch} steps, recipe {origin}",
-        f"{model.backbone}: width {model.width}, depth {model.depth}, patch {model.patch}; {weights:,} weights, "
-        f"{posterior.means.numel():,} of them random; batch {optim.batch_size}, lr {optim.lr:g}",
+        f"{model.backbone}: {shape}{weights:,} weights, {posterior.means.numel():,} of them random; "
+        f"batch {optim.batch_size}, {optim.optimizer}, lr {optim.lr:g}",
         f"writing to {trainer.folder} (config.yaml holds every setting)",
     ]
     if trainer.step:

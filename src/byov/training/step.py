@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from byov import schedules
 from byov.config import Config
@@ -14,19 +13,7 @@ from byov.priors import add_kl
 from byov.randomness import fold
 from byov.training.learners import DROPOUT, NOISE, Batch, Learner, Loss
 from byov.training.optimizers import clip_gradients, decay_means, set_learning_rates
-
-
-class Processes(NamedTuple):
-    """This process among all that train together, and how they average a tensor."""
-
-    rank: int = 0
-    world: int = 1
-
-    def average_(self, tensors: list[Tensor]) -> None:
-        if self.world > 1:
-            for tensor in tensors:
-                torch.distributed.all_reduce(tensor)
-                tensor.div_(self.world)
+from byov.training.processes import Processes
 
 
 class StepReport(NamedTuple):
@@ -64,7 +51,7 @@ def training_step(
     # Dropout takes its numbers from torch's own generator: keyed by the step too, so that it carries no state.
     torch.manual_seed(fold(DROPOUT, config.seed, step, processes.rank))
 
-    optimizer.zero_grad(set_to_none=True)
+    posterior.zero_grad()
     nll = torch.zeros((), device=posterior.means.device, dtype=posterior.means.dtype)
     for batch in micro_batches:
         with autocast or nullcontext():
@@ -84,7 +71,8 @@ def training_step(
         return None
 
     optimizer.step()
-    decay_means(posterior, lr * (config.optim.weight_decay or 0.0))
+    if config.optim.optimizer == "adamw":
+        decay_means(posterior, lr * (config.optim.weight_decay or 0.0))
     tau = None
     if learner.teacher is not None:
         tau = schedules.tau(progress, config.optim.tau)

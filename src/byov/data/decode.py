@@ -1,0 +1,127 @@
+"""One image file of any common kind to a square of RGB bytes; what cannot be shown so says why in a few words."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+from PIL.Image import Resampling, Transpose
+
+Pixels = NDArray[np.uint8]
+
+PIXEL_LIMIT = 100_000_000  # held in memory: 300 MB of RGB a thread; phones make 50 to 200 megapixels, in JPEG
+# No others: PostScript and its like would start programs. (Pillow opens a phone's MPO as a JPEG.)
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+_ORIENTATION = 0x0112  # EXIF's tag; its values 2 to 8, and what sets such a picture upright
+_UPRIGHT = {
+    2: Transpose.FLIP_LEFT_RIGHT,
+    3: Transpose.ROTATE_180,
+    4: Transpose.FLIP_TOP_BOTTOM,
+    5: Transpose.TRANSPOSE,
+    6: Transpose.ROTATE_270,
+    7: Transpose.TRANSVERSE,
+    8: Transpose.ROTATE_90,
+}
+
+_pillow = Lock()
+
+
+class Unusable(Exception):
+    """A file that is skipped; says why in a few words."""
+
+    def __init__(self, reason: str, lasting: bool = True) -> None:
+        super().__init__(reason)
+        self.lasting = lasting
+        """Whether the same bytes will be refused again. A missing permission is another matter."""
+
+
+@contextmanager
+def pillow_left_to_us() -> Iterator[None]:
+    """Pillow's warnings off, and its limit of pixels too: it stands before a JPEG's scale is chosen, ours after."""
+    with _pillow:  # both are the whole process's
+        limit = Image.MAX_IMAGE_PIXELS
+        Image.MAX_IMAGE_PIXELS = None
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                yield
+        finally:
+            Image.MAX_IMAGE_PIXELS = limit
+
+
+def decode(path: str | os.PathLike[str], side: int) -> Pixels:
+    """The picture in a file, upright, its shorter side brought to `side`, cut to the middle: uint8 (3, side, side).
+
+    A JPEG is decoded at the smallest scale of 1/1, 1/2, 1/4, 1/8 that is still large enough. Transparent pixels show
+    white; an animation shows its first picture; 16 bits become 8; small pictures are enlarged.
+    """
+    try:
+        with Image.open(path, formats=FORMATS) as picture:
+            return _square(picture, side)
+    except Unusable:
+        raise
+    except Exception as error:  # a broken file makes Pillow raise almost anything
+        raise _unusable(path, error) from error
+
+
+def _square(picture: Image.Image, side: int) -> Pixels:
+    pixels = picture.width * picture.height
+    picture.draft(None, (side, side))  # does nothing but for JPEG
+    if not picture.info.get("progressive"):  # a progressive one is held whole, whatever its scale
+        pixels = picture.width * picture.height
+    if pixels > PIXEL_LIMIT:
+        raise Unusable(f"too large ({pixels / 1e6:,.0f} megapixels)")
+    picture.load()
+    turn = _turn(picture)  # asked after `load`, which turns a TIFF itself
+    plain = _plain(picture)
+    across, down = plain.size
+    short = min(across, down)
+    left, top = (across - short) / 2, (down - short) / 2
+    square = plain.resize((side, side), Resampling.BICUBIC, (left, top, left + short, top + short))
+    if turn is not None:
+        square = square.transpose(turn)  # of a square that lies in the middle it may come last, where it costs least
+    return np.ascontiguousarray(np.asarray(square.convert("RGB")).transpose(2, 0, 1))
+
+
+def _turn(picture: Image.Image) -> Transpose | None:
+    try:
+        return _UPRIGHT.get(picture.getexif().get(_ORIENTATION, 1))
+    except Exception:  # damaged notes on a whole picture
+        return None
+
+
+def _plain(picture: Image.Image) -> Image.Image:
+    """The picture in mode L or RGB."""
+    if picture.mode.startswith("I") or picture.mode == "F":
+        return Image.fromarray(_to_bytes(np.asarray(picture)))
+    if picture.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in picture.info:
+        picture = picture.convert("RGBA")
+        white = Image.new("RGBA", picture.size, "white")
+        return Image.alpha_composite(white, picture).convert("RGB")
+    return picture.convert("L" if picture.mode in ("1", "L") else "RGB")
+
+
+def _to_bytes(values: NDArray[np.generic]) -> Pixels:
+    """Grey values of 16 bits, or floats in [0, 1], as bytes; where they reach beyond, all are pressed together."""
+    numbers = values.astype(np.float32)
+    if not np.isfinite(numbers).all():
+        raise Unusable("values that are not finite")
+    low = min(0.0, float(numbers.min()))
+    high = max(65535.0 if values.dtype.kind in "iu" else 1.0, float(numbers.max()))
+    return np.round((numbers - low) * (255 / (high - low))).astype(np.uint8)
+
+
+def _unusable(path: str | os.PathLike[str], error: Exception) -> Unusable:
+    if isinstance(error, OSError) and error.errno is not None:
+        return Unusable((error.strerror or str(error)).lower(), lasting=False)
+    if isinstance(error, (MemoryError, Image.DecompressionBombError)):
+        return Unusable("too large")
+    if isinstance(error, UnidentifiedImageError):
+        return Unusable("no image" if Path(path).stat().st_size else "empty file")
+    return Unusable("broken or cut short")

@@ -1,0 +1,240 @@
+"""Every odd kind of image file becomes a square of RGB bytes, or a reason in a few words."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from byov.data import decode as module
+from byov.data.decode import Unusable, decode, pillow_left_to_us
+
+SIDE = 16
+RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
+
+
+def picture(width: int = 60, height: int = 40) -> Image.Image:
+    """Smooth, and different whichever way it is turned."""
+    x, y = np.meshgrid(np.linspace(0, 1, width), np.linspace(0, 1, height))
+    return Image.fromarray(np.uint8(255 * np.stack([x, y, x * y], 2)))
+
+
+def saved(path: Path, image: Image.Image, **options: object) -> Path:
+    image.save(path, **options)
+    return path
+
+
+def colour(path: Path) -> list[int]:
+    """The one colour of a file's picture."""
+    pixels = decode(path, SIDE)
+    assert pixels.dtype == np.uint8 and pixels.shape == (3, SIDE, SIDE) and pixels.flags.c_contiguous
+    assert (pixels == pixels[:, :1, :1]).all()
+    return pixels[:, 0, 0].tolist()
+
+
+def reason(path: Path) -> str:
+    with pytest.raises(Unusable) as caught, pillow_left_to_us():
+        decode(path, SIDE)
+    return str(caught.value)
+
+
+# ---------------------------------------------------------------------------------------------------------- odd kinds
+
+
+@pytest.mark.parametrize(
+    ("name", "image", "expected"),
+    [
+        ("bits.png", Image.new("1", (20, 20), 1), (255, 255, 255)),
+        ("grey.png", Image.new("L", (20, 20), 77), (77, 77, 77)),
+        ("grey.jpg", Image.new("L", (20, 20), 77), (77, 77, 77)),
+        ("grey.pgm", Image.new("L", (20, 20), 77), (77, 77, 77)),
+        ("sixteen.png", Image.fromarray(np.full((20, 20), 257 * 77, np.uint16)), (77, 77, 77)),
+        ("sixteen.tif", Image.fromarray(np.full((20, 20), 257 * 77, np.uint16)), (77, 77, 77)),
+        ("sixteen.pgm", Image.fromarray(np.full((20, 20), 257 * 77, np.uint16)), (77, 77, 77)),
+        ("float.tiff", Image.fromarray(np.full((20, 20), 77 / 255, np.float32)), (77, 77, 77)),
+        ("high.tiff", Image.fromarray(np.full((20, 20), 1e6, np.float32)), (255, 255, 255)),
+        ("palette.gif", Image.new("RGB", (20, 20), RED).convert("P"), RED),
+        ("bitmap.bmp", Image.new("RGB", (20, 20), BLUE), BLUE),
+        ("any.ppm", Image.new("RGB", (20, 20), BLUE), BLUE),
+        ("clear.png", Image.new("RGBA", (20, 20), (0, 0, 0, 0)), (255, 255, 255)),
+        ("clear.webp", Image.new("RGBA", (20, 20), (0, 0, 0, 0)), (255, 255, 255)),
+        ("half.png", Image.new("RGBA", (20, 20), (0, 0, 255, 51)), (204, 204, 255)),
+        ("grey-alpha.png", Image.new("LA", (20, 20), (0, 51)), (204, 204, 204)),
+        ("inks.tif", Image.new("CMYK", (20, 20), (0, 255, 255, 0)), RED),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_odd_kinds(tmp_path: Path, name: str, image: Image.Image, expected: tuple[int, ...]) -> None:
+    assert colour(saved(tmp_path / name, image)) == list(expected)
+
+
+def test_cmyk_jpeg(tmp_path: Path) -> None:
+    found = colour(saved(tmp_path / "inks.jpg", Image.new("CMYK", (64, 64), (0, 255, 255, 0)), quality=95))
+    assert np.abs(np.subtract(found, RED)).max() <= 3
+
+
+def test_palette_with_transparency(tmp_path: Path) -> None:
+    image = Image.new("P", (20, 20), 1)
+    image.putpalette([0, 0, 0, *RED])
+    assert colour(saved(tmp_path / "seen.png", image, transparency=0)) == list(RED)
+    assert colour(saved(tmp_path / "unseen.png", image, transparency=1)) == [255, 255, 255]
+    assert colour(saved(tmp_path / "unseen.gif", image, transparency=1)) == [255, 255, 255]
+    keyed = saved(tmp_path / "keyed.png", Image.new("RGB", (20, 20), RED), transparency=RED)
+    assert colour(keyed) == [255, 255, 255]
+
+
+@pytest.mark.parametrize("suffix", ["gif", "png", "webp"])
+def test_an_animation_shows_its_first_picture(tmp_path: Path, suffix: str) -> None:
+    frames = [Image.new("RGB", (20, 20), c) for c in (RED, GREEN, BLUE)]
+    options = {"lossless": True} if suffix == "webp" else {}
+    path = saved(tmp_path / f"a.{suffix}", frames[0], save_all=True, append_images=frames[1:], **options)
+    assert colour(path) == list(RED)
+
+
+def test_sixteen_bits_of_colour(tmp_path: Path) -> None:
+    """Pillow writes none, so by hand: 2 x 2 pixels of (1, 1/2, 0)."""
+    row = b"\0" + struct.pack(">3H", 65535, 32896, 0) * 2
+    (tmp_path / "deep.png").write_bytes(png(2, 2, 16, zlib.compress(row * 2)))
+    assert colour(tmp_path / "deep.png") == [255, 128, 0]
+
+
+def png(width: int, height: int, depth: int, data: bytes) -> bytes:
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, depth, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_sets_it_upright(tmp_path: Path, suffix: str, orientation: int) -> None:
+    notes = Image.Exif()
+    notes[0x0112] = orientation
+    path = saved(tmp_path / f"turned.{suffix}", picture(), exif=notes, **({"quality": 95} if suffix == "jpg" else {}))
+    with Image.open(path) as turned:
+        upright = ImageOps.exif_transpose(turned).convert("RGB")
+    assert upright.size == ((60, 40) if orientation < 5 else (40, 60))
+    expected = decode(saved(tmp_path / "upright.png", upright), SIDE)
+    assert np.abs(decode(path, SIDE).astype(int) - expected).max() <= 4
+    plain = decode(saved(tmp_path / "plain.png", picture()), SIDE)
+    assert (np.abs(plain.astype(int) - expected).max() > 100) == (orientation != 1)
+
+
+def test_damaged_exif_does_not_cost_the_picture(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.jpg", picture(), exif=b"Exif\0\0II*\0\xff\xff\xff\xff rubbish")
+    with pillow_left_to_us():
+        assert decode(path, SIDE).shape == (3, SIDE, SIDE)
+
+
+# --------------------------------------------------------------------------------------------------------- size, crop
+
+
+def test_the_middle_is_taken(tmp_path: Path) -> None:
+    wide = Image.new("RGB", (120, 40), RED)
+    wide.paste(GREEN, (30, 0, 90, 40))  # a little more than the middle: the filter looks beyond the cut
+    assert colour(saved(tmp_path / "wide.png", wide)) == list(GREEN)
+    assert colour(saved(tmp_path / "tall.png", wide.transpose(Image.Transpose.ROTATE_90))) == list(GREEN)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(width=st.integers(1, 90), height=st.integers(1, 90), side=st.sampled_from([8, 16, 96]))
+def test_any_size_gives_the_side(tmp_path: Path, width: int, height: int, side: int) -> None:
+    path = saved(tmp_path / "any.png", Image.new("RGB", (width, height), (10, 200, 30)))
+    pixels = decode(path, side)
+    assert pixels.shape == (3, side, side)
+    assert (pixels == np.reshape([10, 200, 30], (3, 1, 1))).all()
+
+
+def test_a_reduced_jpeg_is_the_same_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved(tmp_path / "large.jpg", picture(1200, 800), quality=95)
+    quick = decode(path, SIDE).astype(int)
+    monkeypatch.setattr(Image.Image, "draft", lambda *_: None)
+    monkeypatch.setattr("PIL.JpegImagePlugin.JpegImageFile.draft", lambda *_: None)
+    assert np.abs(quick - decode(path, SIDE)).max() <= 3
+
+
+def test_what_is_too_large_is_told_by_its_header(tmp_path: Path) -> None:
+    (tmp_path / "bomb.png").write_bytes(png(60_000, 60_000, 8, zlib.compress(bytes(1000))))
+    assert reason(tmp_path / "bomb.png") == "too large (3,600 megapixels)"
+    with pytest.raises(Unusable, match="too large"):
+        decode(tmp_path / "bomb.png", SIDE)  # Pillow's own guard
+    assert Image.MAX_IMAGE_PIXELS is not None, "Pillow's guard is back"
+
+
+def test_a_jpeg_may_be_larger_for_it_is_reduced_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PIXEL_LIMIT", 10_000)
+    image = picture(400, 300)
+    assert decode(saved(tmp_path / "a.jpg", image), SIDE).shape == (3, SIDE, SIDE)
+    assert "too large" in reason(saved(tmp_path / "a.png", image))
+    assert "too large" in reason(saved(tmp_path / "b.jpg", image, progressive=True))  # held whole at any scale
+
+
+# ------------------------------------------------------------------------------------------------------- broken files
+
+
+def test_broken_files_say_why(tmp_path: Path) -> None:
+    whole = {
+        suffix: saved(tmp_path / f"a.{suffix}", picture(200, 200)).read_bytes() for suffix in ("jpg", "png", "bmp")
+    }
+    for suffix, data in whole.items():
+        (tmp_path / f"cut.{suffix}").write_bytes(data[: len(data) // 2])
+        assert reason(tmp_path / f"cut.{suffix}") == "broken or cut short"
+    (tmp_path / "empty.jpg").touch()
+    assert reason(tmp_path / "empty.jpg") == "empty file"
+    (tmp_path / "text.jpg").write_text("<html>404</html>")
+    assert reason(tmp_path / "text.jpg") == "no image"
+    (tmp_path / "script.jpg").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n")
+    assert reason(tmp_path / "script.jpg") == "no image"  # PostScript is never run
+    saved(tmp_path / "nan.tiff", Image.fromarray(np.full((9, 9), np.nan, np.float32)))
+    assert reason(tmp_path / "nan.tiff") == "values that are not finite"
+
+
+def test_what_may_be_read_another_time_is_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(Unusable, match="no such file") as missing:
+        decode(tmp_path / "missing.jpg", SIDE)
+    assert not missing.value.lasting
+    (tmp_path / "empty.jpg").touch()
+    with pytest.raises(Unusable) as empty:
+        decode(tmp_path / "empty.jpg", SIDE)
+    assert empty.value.lasting
+
+
+def test_the_content_counts_not_the_name(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (20, 20), RED).save(buffer, "PNG")
+    (tmp_path / "named.jpg").write_bytes(buffer.getvalue())
+    assert colour(tmp_path / "named.jpg") == list(RED)
+
+
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    kind=st.sampled_from(FORMATS),
+    cut=st.floats(0, 1),
+    damage=st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=4))),
+)
+def test_no_damage_does_more_than_cost_the_file(
+    tmp_path: Path, kind: str, cut: float, damage: list[tuple[float, bytes]]
+) -> None:
+    buffer = io.BytesIO()
+    picture(30, 20).save(buffer, kind)
+    data = bytearray(buffer.getvalue())
+    for place, junk in damage:
+        start = int(place * (len(data) - 1))
+        data[start : start + len(junk)] = junk
+    (tmp_path / "damaged").write_bytes(data[: int(len(data) * cut)])
+    with pillow_left_to_us():
+        try:
+            assert decode(tmp_path / "damaged", SIDE).shape == (3, SIDE, SIDE)
+        except Unusable as told:
+            assert "\n" not in str(told)

@@ -1,0 +1,96 @@
+"""A user's folder, from the command line: it trains although some files are bad, and a useless one is one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from byov.cli import main
+from byov.config import read_config
+
+BYOV = Path(sys.executable).parent / "byov"
+SMALL = [
+    *("--image-size", "16", "--optim.batch-size", "16", "--optim.epochs", "1", "--threads", "1"),
+    *("--model.width", "32", "--model.depth", "1", "--model.heads", "2"),
+    *("--model.head-hidden", "32", "--model.head-output", "16", "--monitor.no-tensorboard"),
+]
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """200 pictures of two kinds, in a train and a test folder; 6 are bad."""
+    monkeypatch.setenv("BYOV_DATA", str(tmp_path / "data"))
+    noise = np.random.default_rng(0)
+    for i in range(200):
+        split, kind = "train" if i < 150 else "test", ("cat", "dog")[i % 2]
+        path = tmp_path / "photos" / split / kind / f"{i:03d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shape = (20 + i % 7, 20 + i % 5, 3)
+        Image.fromarray(noise.integers(100 * (i % 2), 256, shape, dtype=np.uint8)).save(path)
+        if i in (3, 70, 101, 142, 160, 199):
+            path.write_bytes(path.read_bytes()[: i % 3 * 100])
+    return tmp_path / "photos"
+
+
+def byov(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [BYOV, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=os.environ)
+
+
+def test_a_folder_with_bad_files_trains_and_is_evaluated(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = byov("train", "--data", f"folder:{photos}", "--out", out, *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert f"warning: 4 of 150 files in {photos / 'train'} are skipped: cat/070.jpg (" in done.stderr
+    assert "146 images, 1 epochs of 9 steps, recipe folder-64 (chosen from the images)" in done.stderr
+    assert "about a minute or less here" in done.stderr and "Traceback" not in done.stderr
+    config = read_config(out / "config.yaml")
+    assert (config.image_size, config.images, config.data) == (16, 146, f"folder:{photos}")
+    done = byov("evaluate", out, "--threads", 1)
+    assert done.returncode == 0, done.stderr
+    assert "warning: 2 of 50 files" in done.stderr
+    results = json.loads((out / "results" / "evaluation.json").read_text())
+    assert results["settings"]["train_images"] == 146 and results["settings"]["test_images"] == 48
+    assert results["pixels.top1"] > 0.9  # one kind is dark
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    assert stop.value.code == 2
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1 and printed.startswith("byov: ") and printed.endswith(".\n")
+    return printed
+
+
+def test_a_useless_folder_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BYOV_DATA", str(tmp_path / "data"))
+    folder, out = tmp_path / "empty", tmp_path / "run"
+    train = ("train", "--out", out, "--data")
+    assert "there is no folder" in complaint(capsys, *train, f"folder:{folder}")
+    folder.mkdir()
+    assert "there are no images in" in complaint(capsys, *train, f"folder:{folder}")
+    assert "there are no images in" in complaint(capsys, "train", "small-images", *train[1:], f"folder:{folder}")
+    assert "did you mean folder:" in complaint(capsys, *train, folder)
+    (folder / "notes.txt").touch()
+    assert "is a file" in complaint(capsys, *train, f"folder:{folder / 'notes.txt'}")
+    assert "at least 4" in complaint(capsys, *train, f"folder:{folder}", "--image-size", 0)
+    assert not out.exists() and not (tmp_path / "data").exists()
+
+
+def test_a_taken_place_is_told_before_anything_is_decoded(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine").touch()
+    assert "exists already" in complaint(capsys, "train", "--out", tmp_path / "run", "--data", f"folder:{photos}")
+    assert not (tmp_path / "data").exists()
