@@ -22,7 +22,7 @@ from byov.config import Config, Posterior
 from byov.errors import BadInput, SaidElsewhere
 from byov.training import checkpoints
 from byov.training.batchnorm import share_batch_norms
-from byov.training.processes import Processes
+from byov.training.processes import Processes, started
 from byov.training.sharding import ShardedAdamW
 from byov.training.step import training_step
 
@@ -161,6 +161,21 @@ def _voices(rank: int, folder: Path) -> str:
     except BadInput as error:
         return type(error).__name__ + str(error)
     return "nothing"
+
+
+def test_the_number_of_processes_is_read_from_torchrun_or_srun(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE", "SLURM_NTASKS", "SLURM_NNODES", "SLURM_JOB_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    assert started() == (1, 1)
+    monkeypatch.setenv("SLURM_NTASKS", "16")
+    monkeypatch.setenv("SLURM_NNODES", "2")
+    monkeypatch.setenv("SLURM_JOB_NAME", "training")
+    assert started() == (8, 2)
+    monkeypatch.setenv("SLURM_JOB_NAME", "bash")  # within an interactive job, without srun
+    assert started() == (1, 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert started() == (4, 2)
 
 
 def test_bad_input_in_one_process_stops_both_and_is_said_once(tmp_path: Path) -> None:

@@ -82,9 +82,11 @@ def started() -> tuple[int, int]:
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 0))
     if local:
         return local, int(os.environ["WORLD_SIZE"]) // local
-    from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
+    if "SLURM_NTASKS" not in os.environ:
+        return 1, 1
+    from lightning_fabric.plugins.environments.slurm import SLURMEnvironment  # slow to import
 
-    if SLURMEnvironment.detect():
-        tasks, nodes = int(os.environ["SLURM_NTASKS"]), int(os.environ.get("SLURM_NNODES", 1))
-        return tasks // nodes, nodes
-    return 1, 1
+    if not SLURMEnvironment.detect():  # within a job, but not by srun
+        return 1, 1
+    tasks, nodes = int(os.environ["SLURM_NTASKS"]), int(os.environ.get("SLURM_NNODES", 1))
+    return tasks // nodes, nodes

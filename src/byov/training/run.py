@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -149,8 +150,10 @@ def pixel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
 def _launch(config: Config, local: int, nodes: int) -> Any:
     """The device, the precision, and the meeting with `local` processes here and as many on every other node."""
     from lightning_fabric import Fabric  # slow to import: only where it is needed
+    from lightning_fabric.strategies import DDPStrategy
 
-    strategy = "ddp" if local * nodes > 1 else "auto"
+    # torch gives up after 10 to 30 minutes; decoding a large folder, while the others wait, may take longer.
+    strategy = DDPStrategy(timeout=timedelta(days=1)) if local * nodes > 1 else "auto"
     device = resolve_device(config.device)
     fabric = Fabric(accelerator=device, devices=local, num_nodes=nodes, strategy=strategy, precision=config.precision)
     fabric.launch()
