@@ -150,7 +150,7 @@ def pixel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
 def _launch(config: Config, local: int, nodes: int) -> Any:
     """The device, the precision, and the meeting with `local` processes here and as many on every other node."""
     from lightning_fabric import Fabric  # slow to import: only where it is needed
-    from lightning_fabric.strategies import DDPStrategy
+    from lightning_fabric.strategies.ddp import DDPStrategy
 
     # torch gives up after 10 to 30 minutes; decoding a large folder, while the others wait, may take longer.
     strategy = DDPStrategy(timeout=timedelta(days=1)) if local * nodes > 1 else "auto"
