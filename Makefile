@@ -6,19 +6,24 @@ JOBS ?= 2
 DEMO ?= runs/demo
 DEMO_FLAGS ?=# for a quick look: make demo DEMO_FLAGS="--optim.epochs 2"
 
+BENCH_VENV ?= .venv-bench
+BENCH_FLAGS ?=# make bench BENCH_FLAGS="--only views memory"; on a machine that others use too: "--busy"
+
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # One thread a process: with one process a core, more threads only wait for each other.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test lint bench picture
+.PHONY: help demo test lint bench bench-quick bench-accuracy picture
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   train BYOV and BYOL on digits, evaluate both, write $(DEMO)/report.html"
 	@echo "make test   the whole test suite"
 	@echo "make lint   ruff, mypy, import-linter"
-	@echo "make bench  BYOV's step beside BYOL's: time and memory"
+	@echo "make bench  byov beside what one would use instead: benchmarks/results.md (under 40 minutes)"
+	@echo "make bench-quick     the same with few rounds, in runs/bench-quick (under 5 minutes)"
+	@echo "make bench-accuracy  probe accuracy after 10 minutes of training, three seeds (1.5 hours; can be stopped and repeated)"
 	@echo "make picture  docs/report.png, a screenshot of the demo's page (needs chromium)"
 
 demo: $(VENV)/.stamp-demo
@@ -38,8 +43,15 @@ lint: $(VENV)/.stamp-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.stamp-test
-	$(BIN)/python benchmarks/step.py
+bench: $(BENCH_VENV)/.stamp
+	$(BENCH_VENV)/bin/python -W ignore benchmarks/run.py $(BENCH_FLAGS)
+
+bench-quick: $(BENCH_VENV)/.stamp
+	$(BENCH_VENV)/bin/python -W ignore benchmarks/run.py --quick --out runs/bench-quick $(BENCH_FLAGS)
+
+bench-accuracy: $(BENCH_VENV)/.stamp
+	$(BENCH_VENV)/bin/python -W ignore benchmarks/accuracy.py $(BENCH_FLAGS)
+	$(BENCH_VENV)/bin/python -W ignore benchmarks/run.py --render
 
 picture:
 	@test -e $(DEMO)/report.html || { echo "run make demo first"; exit 2; }
@@ -65,4 +77,14 @@ $(VENV)/.stamp-demo: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.stamp-test: $(VENV)/.stamp-demo
 	$(PIP) --no-deps "$$(grep '^torchvision==' constraints.txt)"
 	$(PIP) --editable ".[test,lint]"
+	@touch $@
+
+# The peers have an environment of their own, so that none of them decides what byov is tested with.
+BENCH_PIP := $(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+$(BENCH_VENV)/.stamp: pyproject.toml constraints.txt benchmarks/constraints.txt
+	@echo "installing byov and its peers into $(BENCH_VENV) (a few minutes the first time)"
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_PIP) "$$(grep '^torch==' constraints.txt)"
+	$(BENCH_PIP) --no-deps "$$(grep '^torchvision==' constraints.txt)"
+	$(BENCH_PIP) -c benchmarks/constraints.txt --editable ".[bench]"
 	@touch $@

@@ -1,0 +1,207 @@
+"""Probe accuracy after ten minutes of training on CIFAR-10: byov's BYOL and BYOV, and lightly's BYOL, the same ViT.
+
+    make bench-accuracy            (or: accuracy.py --minutes 10 --seeds 3 [--only byov-0])
+
+So that the result does not depend on what else the machine does, the ten minutes are turned into steps first: all three
+are timed interleaved, and each then trains as many steps as it makes in that time, its schedules set for them. A
+finished run is a file in benchmarks/accuracy/ and is not made again; the command can be stopped and repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from byol_step import LightlyBYOL
+from byov import schedules
+from byov.config import Config, read_recipe
+from byov.data.images import ImageSet
+from byov.data.sources import open_source
+from byov.evaluation.features import features_of
+from byov.evaluation.probe import fit_probe
+from byov.metrics import ece, top_k_accuracy
+from byov.training.learners import build_learner
+from byov.training.loop import Trainer, classes_of
+from byov.training.resolve import resolve
+from byov.training.run import pixel_statistics
+from byov.training.step import training_step
+from conductor import Turn, Variant, fastest, interleave, summary
+from views import as_pil, lightly_transform
+
+RECIPE, SIDE = "small-images", 32
+METHODS = ("byov", "byol", "lightly")
+WORKERS = (0, 1, 2)
+FOLDER = Path(__file__).parent / "accuracy"
+
+
+class Training:
+    """A method on CIFAR-10: its encoder, and its steps."""
+
+    encoder: nn.Module
+    step: Callable[[int, int], None]
+    batch: int
+
+
+def settings(method: str, seed: int, data: ImageSet) -> Config:
+    config = replace(read_recipe(RECIPE, "byov" if method == "byov" else "byol"), data="cifar10", seed=seed)
+    return resolve(config, (3, SIDE, SIDE), len(data), flips=True)
+
+
+class Ours(Training):
+    def __init__(self, method: str, seed: int, workers: int = 0) -> None:
+        data = open_source("cifar10").load("train")
+        config = settings(method, seed, data)
+        statistics = pixel_statistics(data.images)
+        put = lambda network: network.encoder.set_pixel_statistics(*statistics)  # noqa: E731
+        learner = build_learner(config, (3, SIDE, SIDE), classes_of(data), initialise=put)
+        trainer = Trainer(config, Path(), learner, data)
+        learner.posterior.train()
+        self.batch = config.optim.batch_size
+
+        def step(k: int, total: int) -> None:
+            report = training_step(learner, trainer.optimizer, trainer.batches(k), config, k, total)
+            assert report is not None, "the loss is not finite"
+
+        self.step = step
+        self.posterior = learner.posterior
+
+    @property
+    def encoder(self) -> nn.Module:  # type: ignore[override]
+        return self.posterior.unwrapped().get_submodule("encoder")
+
+
+class Lightly(Training):
+    """lightly's documented loop, with byov's encoder, learning rates and weight decay."""
+
+    def __init__(self, method: str, seed: int, workers: int) -> None:
+        data = open_source("cifar10").load("train")
+        config = settings("byol", seed, data)
+        self.optim, self.batch = config.optim, config.optim.batch_size
+        torch.manual_seed(seed)
+        self.byol = LightlyBYOL(config.model)
+        self.encoder = self.byol.encoder
+        for encoder in (self.encoder, self.byol.teacher_encoder):
+            encoder.set_pixel_statistics(*pixel_statistics(data.images))
+        matrices = [p for p in self.byol.trained() if p.ndim > 1]
+        others = [p for p in self.byol.trained() if p.ndim <= 1]
+        groups = [{"params": matrices, "weight_decay": self.optim.weight_decay}, {"params": others, "weight_decay": 0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=0.0, betas=self.optim.betas, fused=True)
+        self.loader = _loader(data.images, lightly_transform(config.views, SIDE), self.batch, workers, seed)
+
+    def step(self, k: int, total: int) -> None:  # type: ignore[override]
+        from lightly.utils.scheduler import cosine_schedule
+
+        for group in self.optimizer.param_groups:
+            group["lr"] = schedules.learning_rate(k / total, self.optim.lr, self.optim.warmup)
+        self.byol.step(next(self.loader), self.optimizer, cosine_schedule(k, total, self.optim.tau, 1))
+
+
+def _loader(images: Tensor, transform: Any, batch: int, workers: int, seed: int) -> Iterator[list[Tensor]]:
+    """Batches without end, an epoch after another, by torch's DataLoader."""
+    from torch.utils.data import DataLoader
+
+    from views import Transformed
+
+    more = {"persistent_workers": True, "multiprocessing_context": "fork"} if workers else {}
+    order = torch.Generator().manual_seed(seed)
+    data = Transformed(as_pil(images), transform)
+    loader = DataLoader(data, batch, shuffle=True, drop_last=True, num_workers=workers, generator=order, **more)
+    while True:
+        yield from loader
+
+
+def build(method: str, seed: int = 0, workers: int = 0) -> Training:
+    return (Lightly if method == "lightly" else Ours)(method, seed, workers)
+
+
+# ------------------------------------------------------------------------------------------------- ten minutes of steps
+
+
+def timed(method: str, workers: int = 0) -> Turn:
+    """For the conductor. lightly's workers prefetch while others have their turn, which flatters it a little: turns
+    are long against the few batches that wait in its queues."""
+    training, done = build(method, workers=workers), 0
+
+    def turn(count: int) -> None:
+        nonlocal done
+        for _ in range(count):
+            training.step(done, 1_000_000)
+            done += 1
+
+    return turn
+
+
+def rates(rounds: int, steps: int) -> dict[str, Any]:
+    """Seconds a step of every method, timed interleaved."""
+
+    def variant(method: str, workers: int = 0) -> Variant:
+        return Variant(method, "accuracy", "timed", {"method": method, "workers": workers})
+
+    candidates = [variant("lightly", workers)._replace(name=f"{workers} workers") for workers in WORKERS]
+    best = fastest(candidates, rounds=2, steps=steps)
+    times = interleave([variant("byov"), variant("byol"), best._replace(name="lightly")], rounds, steps)
+    return {"seconds": {m: summary(times[m]).median for m in METHODS}, "lightly_workers": best.arguments["workers"]}
+
+
+# ------------------------------------------------------------------------------------------------------------- a result
+
+
+def train(method: str, seed: int, steps: int, workers: int) -> dict[str, Any]:
+    training = build(method, seed, workers)
+    begun = told = time.monotonic()
+    for k in range(steps):
+        training.step(k, steps)
+        if time.monotonic() - told > 60:
+            told = time.monotonic()
+            print(f"{method}, seed {seed}: step {k + 1} of {steps}", flush=True)
+    seconds = time.monotonic() - begun
+    measured = probed(training.encoder)
+    images = steps * training.batch
+    return {"method": method, "seed": seed, "steps": steps, "images": images, "wall_seconds": seconds, **measured}
+
+
+def probed(encoder: nn.Module) -> dict[str, float]:
+    source = open_source("cifar10")
+    train, test = source.load("train"), source.load("test")
+    assert train.labels is not None and test.labels is not None
+    probe = fit_probe(features_of(encoder, train.images), train.labels)
+    probabilities = probe.probabilities(features_of(encoder, test.images))
+    return {"top1": top_k_accuracy(probabilities, test.labels, 1), "ece": ece(probabilities, test.labels)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", help="METHOD-SEED: this run alone")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    timing = options.folder / "rates.json"
+    if not timing.exists():
+        timing.write_text(json.dumps(rates(rounds=6, steps=8), indent=2) + "\n")
+    measured = json.loads(timing.read_text())
+    for seed in range(options.seeds):
+        for method in METHODS:
+            name = f"{method}-{seed}"
+            path = options.folder / f"{name}.json"
+            if path.exists() or options.only not in (None, name):
+                continue
+            steps = round(60 * options.minutes / measured["seconds"][method])
+            result = train(method, seed, steps, measured["lightly_workers"]) | {"minutes": options.minutes}
+            path.write_text(json.dumps(result, indent=2) + "\n")
+            print(result, flush=True)
+
+
+if __name__ == "__main__":
+    main()

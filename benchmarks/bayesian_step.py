@@ -1,0 +1,47 @@
+"""The Bayesian supervised step, forward, backward and KL, against the deterministic one and other libraries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conductor import Variant, fastest, interleave, ratios, summary
+from models import TASKS, classifier
+
+DETERMINISTIC = "deterministic"
+OURS = ("byov, priors.add_kl", "byov, KL in the loss")
+PEERS = ("bayesian-torch", "torch-uncertainty", "blitz")
+IVON = "IVON, with its update"
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    return {task: _measure(task, 6 if quick else 40, 2 if quick else 4) for task in TASKS}
+
+
+def _measure(task: str, rounds: int, steps: int) -> dict[str, Any]:
+    def variant(name: str, factory: str, **arguments: str) -> Variant:
+        return Variant(name, "peers", factory, {"task": task, **arguments})
+
+    kinds = ("Reparameterization", "Flipout")
+    best = fastest([variant(kind, "bayesian_torch", kind=kind) for kind in kinds], steps=steps)
+    variants = [
+        variant(DETERMINISTIC, "deterministic"),
+        variant(OURS[0], "byov_add_kl"),
+        variant(OURS[1], "byov_kl_in_loss"),
+        variant(PEERS[0], "bayesian_torch", kind=best.name),
+        variant(PEERS[1], "torch_uncertainty"),
+        variant(PEERS[2], "blitz"),
+        variant(IVON, "ivon"),
+    ]
+    times = interleave(variants, rounds, steps)
+    ours = min(OURS, key=lambda name: ratios(times, name, DETERMINISTIC).median)
+    return {
+        "parameters": sum(p.numel() for p in classifier(task).parameters()),
+        "batch": TASKS[task].batch,
+        "rounds": rounds,
+        "steps_a_turn": steps,
+        "bayesian_torch": best.name,
+        "ours": ours,
+        "milliseconds": {name: 1e3 * summary(t).median for name, t in times.items()},
+        "ratio": {name: ratios(times, name, DETERMINISTIC) for name in times},
+        "speedup": {name: ratios(times, name, ours) for name in (*PEERS, IVON)},
+    }

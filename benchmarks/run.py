@@ -1,0 +1,97 @@
+"""`make bench`: measures every part, then writes results.json and results.md.
+
+    python benchmarks/run.py [--quick] [--only views memory] [--out FOLDER] [--render] [--threads N] [--busy]
+
+Each part's numbers are kept in results.json as soon as they are there; `--only` replaces those of some parts, and
+`--render` only writes the table again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PARTS = ("startup", "memory", "views", "bayesian_step", "byol_step", "updates", "growth", "processes", "tricks")
+SHOWN = (
+    "torch",
+    "torchvision",
+    "byov-torch",
+    "bayesian-torch",
+    "torch-uncertainty",
+    "blitz-bayesian-pytorch",
+    "ivon-opt",
+    "lightly",
+    "kornia",
+)
+
+
+def main() -> None:
+    options = _options()
+    # Before torch is imported anywhere: the workers inherit it.
+    if options.busy:
+        os.environ["OMP_WAIT_POLICY"] = "passive"
+    if options.threads:
+        os.environ["BENCH_THREADS"] = str(options.threads)
+    from conductor import THREADS
+
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "results.json"
+    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"parts": {}}
+    for part in [] if options.render else options.only:
+        print(f"{part} ...", flush=True)
+        begun = time.perf_counter()
+        numbers = importlib.import_module(part).measure(options.quick)
+        seconds = time.perf_counter() - begun
+        print(f"{part}: {seconds:.0f} s", flush=True)
+        how = {"date": datetime.date.today().isoformat(), "seconds": seconds, "threads": THREADS}
+        results["parts"][part] = how | {"quick": options.quick, "busy": options.busy, "numbers": numbers}
+        results["machine"] = machine()
+        path.write_text(json.dumps(results, indent=1) + "\n")
+    from table import render
+
+    text = render(results, HERE / "accuracy")
+    (options.out / "results.md").write_text(text)
+    print(text)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few rounds: under 5 minutes, not for the record")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts")
+    parser.add_argument("--out", type=Path, default=HERE, help="folder of results.json and results.md")
+    parser.add_argument("--render", action="store_true", help="measure nothing, write the table again")
+    parser.add_argument("--threads", type=int, help="of every variant (default: one a core)")
+    parser.add_argument(
+        "--busy",
+        action="store_true",
+        help="others use the machine too: waiting threads sleep. By default OpenMP's spin, and two of them that share "
+        "a core wait for each other: a step can then take ten times as long",
+    )
+    return parser.parse_args()
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were made on."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in SHOWN},
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,267 @@
+"""The table of record: every row with its bar, from the numbers in results.json; misses are marked and explained.
+
+All bars are in this file. `rows` holds what the project promised; `details` shows the numbers behind it.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+Part = dict[str, Any]
+
+# Why a bar is missed, by the row's name. A miss without a sentence here says so in the table.
+WHY: dict[str, str] = {}
+
+DETERMINISTIC_BARS = {"2.7M": 1.15, "0.8M": 1.05, "21M": 1.20}
+PEERS = ("bayesian-torch", "torch-uncertainty", "blitz")
+VIEWS_BARS = {"32": 3.0, "224": 1.5}
+STRAIGHT = 0.98  # R^2 from which growth counts as a straight line
+FLAT = 1.10  # largest over smallest time that counts as no growth
+GAIN = 1.02  # below it a trick's gain is noise
+
+
+class Bar(NamedTuple):
+    """At most or at least `limit`."""
+
+    limit: float
+    most: bool
+
+    def holds(self, value: float) -> bool:
+        return value <= self.limit if self.most else value >= self.limit
+
+
+class Row(NamedTuple):
+    what: str
+    against: str
+    value: float
+    unit: str = "x"
+    spread: tuple[float, float] | None = None
+    bar: Bar | None = None
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.what} / {self.against}" if self.against else self.what
+
+    @property
+    def missed(self) -> bool:
+        return self.bar is not None and not self.bar.holds(self.value)
+
+
+def most(limit: float) -> Bar:
+    return Bar(limit, True)
+
+
+def least(limit: float) -> Bar:
+    return Bar(limit, False)
+
+
+def _row(
+    what: str, against: str, summary: Iterable[float], bar: Bar | None = None, note: str = "", unit: str = "x"
+) -> Row:
+    value, low, high = summary
+    return Row(what, against, value, unit, (low, high), bar, note)
+
+
+# ---------------------------------------------------------------------------------------------------------------- rows
+
+
+def rows(parts: dict[str, Part]) -> list[Row]:
+    """The promised rows, of the parts that were measured."""
+    makers = {
+        "bayesian_step": _bayesian_rows,
+        "byol_step": _byol_rows,
+        "views": _views_rows,
+        "memory": _memory_rows,
+        "updates": _updates_rows,
+        "startup": _startup_rows,
+        "growth": _growth_rows,
+        "processes": _processes_rows,
+        "tricks": _tricks_rows,
+    }
+    return [row for name, make in makers.items() if name in parts for row in make(parts[name])]
+
+
+def _bayesian_rows(part: Part) -> Iterable[Row]:
+    for task, bar in DETERMINISTIC_BARS.items():
+        if task not in part:
+            continue
+        it = part[task]
+        what = f"Bayesian step, {task} parameters, batch {it['batch']}"
+        yield _row(what, "deterministic step", it["ratio"][it["ours"]], most(bar), it["ours"])
+        for peer in PEERS:
+            note = f"{peer} takes {it['ratio'][peer][0]:.2f}x the deterministic step"
+            note += f" ({it['bayesian_torch']})" if peer == "bayesian-torch" else ""
+            yield _row(what, f"{peer}: times faster", it["speedup"][peer], least(1.2) if task == "2.7M" else None, note)
+        other = next(name for name in it["speedup"] if name not in PEERS)
+        yield _row(what, f"{other}: times faster", it["speedup"][other], None, "for information")
+
+
+def _byol_rows(part: Part) -> Iterable[Row]:
+    what = f"whole BYOV step, batch {part['batch']}"
+    yield _row(what, "our BYOL", part["byov_to_our_byol"], most(1.05))
+    yield _row(what, "plain BYOL in torch, our views", part["ratio"]["byov, method byov"])
+    yield _row("our BYOL step", "plain BYOL in torch, our views", part["ratio"]["byov, method byol"])
+    yield _row(what, "lightly's BYOL: times its images/s", part["speedup_over_lightly"], least(1.3), part["lightly"])
+    yield _row("views, share of that step", "", part["views_share"], most(0.10), unit="")
+
+
+def _views_rows(part: Part) -> Iterable[Row]:
+    for side, bar in VIEWS_BARS.items():
+        if side not in part:
+            continue
+        it = part[side]
+        best = min(it["speedup"], key=lambda name: it["speedup"][name][0])
+        for name, speedup in it["speedup"].items():
+            note = f"{it['images_per_second']['byov']:,.0f} against {it['images_per_second'][name]:,.0f} images/s"
+            yield _row(
+                f"views, {side} px", f"{name}: times faster", speedup, least(bar) if name == best else None, note
+            )
+
+
+def _memory_rows(part: Part) -> Iterable[Row]:
+    ours, plain = "byov, method byov", "plain BYOL in torch"
+    note = f"{part['peak_mib'][ours]:.0f} against {part['peak_mib'][plain]:.0f} MiB"
+    note += f"; above the imports {part['ratio_above_imports'][ours]:.2f}x"
+    yield Row("peak memory of training BYOV", plain, part["ratio"][ours], bar=most(1.10), note=note)
+    yield Row("peak memory of training our BYOL", plain, part["ratio"]["byov, method byol"])
+
+
+def _updates_rows(part: Part) -> Iterable[Row]:
+    for task, it in part.items():
+        for name, speedup in it["speedup"].items():
+            note = f"{it['milliseconds']['flat']:.1f} against {it['milliseconds'][name]:.1f} ms"
+            yield _row(f"optimizer + EMA + KL, flat, {task} parameters", f"{name}: times faster", speedup, None, note)
+
+
+def _startup_rows(part: Part) -> Iterable[Row]:
+    yield _row("`byov --help`", "", part["seconds"]["byov --help"], most(0.3), unit=" s")
+    note = "with its first use: byov loads torch only then"
+    yield _row("`import byov`", "`import torch`", part["import_ratio"], most(1.3), note)
+
+
+def _growth_rows(part: Part) -> Iterable[Row]:
+    for name, it in part.items():
+        slope = f"{it['intercept']:.0f} ms + {it['slope']:.3g} ms a {it['unit']}"
+        if name == "images stored":
+            grown = max(it["milliseconds"]) / min(it["milliseconds"])
+            yield Row("growth with images stored", "no growth", grown, bar=most(FLAT), note=slope)
+        else:
+            yield Row(f"growth with {name}", "straight line: R²", it["r2"], "", None, least(STRAIGHT), slope)
+
+
+def _processes_rows(part: Part) -> Iterable[Row]:
+    rates = part["images_per_second"]
+    note = "; ".join(f"{name}: {rate:,.0f} images/s" for name, rate in rates.items())
+    what = "2 processes x 1 thread"
+    yield _row(what, "1 process x 2 threads: times its images/s", part["processes_to_threads"], None, note)
+    yield _row(what, "1 process x 1 thread: times its images/s", part["speedup_of_two_processes"])
+    yield _row(f"{what}: share of communication", "", part["communication_share"], unit="")
+
+
+def _tricks_rows(part: Part) -> Iterable[Row]:
+    for name, it in part.items():
+        yield _row(f"trick: {name}", "without: times faster", it["gain"], least(GAIN))
+
+
+# ------------------------------------------------------------------------------------------------------------ markdown
+
+
+def render(results: dict[str, Any], accuracy: Path) -> str:
+    """results.md."""
+    parts = {name: entry["numbers"] for name, entry in results["parts"].items()}
+    table = rows(parts)
+    sections = [_header(results), _table(table), _misses(table), _details(parts), _accuracy(accuracy)]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _header(results: dict[str, Any]) -> str:
+    machine, entries = results["machine"], list(results["parts"].values())
+    lines = ["# Benchmarks", ""]
+    if any(entry["quick"] for entry in entries):
+        lines += ["**A quick run: few rounds, not for the record.**", ""]
+    if any(entry["busy"] for entry in entries):
+        lines += ["**Made on a busy machine (waiting threads sleep instead of spinning): not for the record.**", ""]
+    dates = sorted({entry["date"] for entry in entries})
+    threads = sorted({entry["threads"] for entry in entries})
+    lines += [
+        f"`make bench`, {' to '.join(dict.fromkeys([dates[0], dates[-1]]))}, "
+        f"{sum(entry['seconds'] for entry in entries) / 60:.0f} minutes; {machine['cpu']}, {machine['cores']} cores, "
+        f"{machine['memory_gib']:.0f} GiB, {', '.join(map(str, threads))} threads, Python {machine['python']}.",
+        ", ".join(f"{name} {version}" for name, version in machine["versions"].items()) + ".",
+        "",
+        "Every variant runs in a process of its own; in each round all have a turn, in an order that rotates. A ratio",
+        "is the median of the ratios within a round, with its quartiles. Each peer plays at its best setting, found in",
+        "a short run before. bayesian-torch, torch-uncertainty and blitz make Linear and convolution layers Bayesian,",
+        "byov all parameters; kornia, torchvision and lightly resize bilinearly, byov bicubically.",
+    ]
+    return "\n".join(lines)
+
+
+def _table(table: list[Row]) -> str:
+    lines = ["| what | against | measured | quartiles | bar | | |", "|---|---|---|---|---|---|---|"]
+    for row in table:
+        spread = "" if row.spread is None else f"{_number(row.spread[0])} - {_number(row.spread[1])}"
+        bar = "" if row.bar is None else f"{'≤' if row.bar.most else '≥'} {row.bar.limit:g}{row.unit}"
+        verdict = "" if row.bar is None else "**MISS**" if row.missed else "ok"
+        cells = (row.what, row.against, f"{_number(row.value)}{row.unit}", spread, bar, verdict, row.note)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < 2 else f"{value:.2f}"
+
+
+def _misses(table: list[Row]) -> str:
+    missed = [row for row in table if row.missed]
+    if not missed:
+        return "Every bar above is met."
+    return "\n".join(["## Misses", "", *(f"- {row.name}: {WHY.get(row.name, 'not explained yet.')}" for row in missed)])
+
+
+def _details(parts: dict[str, Part]) -> str:
+    """Milliseconds of every variant, and the growth's points."""
+    timed = [(f"Bayesian step, {task}", it) for task, it in parts.get("bayesian_step", {}).items()]
+    timed += [("whole step", parts["byol_step"])] if "byol_step" in parts else []
+    if not timed and "growth" not in parts:
+        return ""
+    lines = ["## Behind the table", "", "| part | variant | ms a step | ratio to the first |", "|---|---|---|---|"]
+    for name, it in timed:
+        for variant, milliseconds in it["milliseconds"].items():
+            lines.append(f"| {name} | {variant} | {milliseconds:.1f} | {_number(it['ratio'][variant][0])} |")
+    if "growth" in parts:
+        lines += ["", "| growth with | points | ms a step | R² |", "|---|---|---|---|"]
+        for name, it in parts["growth"].items():
+            x, y = (", ".join(f"{v:.3g}" for v in it[key]) for key in ("x", "milliseconds"))
+            lines.append(f"| {name} ({it['unit']}) | {x} | {y} | {it['r2']:.4f} |")
+    return "\n".join(lines)
+
+
+def _accuracy(folder: Path) -> str:
+    """What `make bench-accuracy` has finished so far."""
+    runs = [json.loads(path.read_text()) for path in sorted(folder.glob("*-*.json"))]
+    if not runs:
+        return ""
+    lines = [
+        "## Probe accuracy after the same time",
+        "",
+        f"`make bench-accuracy`: CIFAR-10, the steps that each makes in {runs[0]['minutes']:g} minutes; the same ViT, "
+        "optimizer settings and schedules; lightly's modules, transform and loop.",
+        "",
+        "| method | steps | images | top-1, mean ± deviation | of each seed |",
+        "|---|---|---|---|---|",
+    ]
+    for method in dict.fromkeys(run["method"] for run in runs):
+        own = sorted((run for run in runs if run["method"] == method), key=lambda run: run["seed"])
+        top1 = [100 * run["top1"] for run in own]
+        deviation = f" ± {statistics.stdev(top1):.1f}" if len(top1) > 1 else ""
+        name = "lightly's BYOL" if method == "lightly" else f"byov, method {method}"
+        each = ", ".join(f"{value:.1f}" for value in top1)
+        steps, images = own[0]["steps"], own[0]["images"]
+        lines.append(f"| {name} | {steps:,} | {images:,} | {statistics.mean(top1):.1f}{deviation} | {each} |")
+    return "\n".join(lines)

@@ -1,0 +1,68 @@
+"""Each trick switched off, one at a time: what it gains. A trick that gains nothing goes.
+
+A trick is off where the plain way takes its place, put in by exchanging one name of a module before the variant is
+built. A name that is gone fails loudly: the trick went, and its line here goes too.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from conductor import Turn, Variant, interleave, ratios
+
+
+class Trick(NamedTuple):
+    module: str
+    name: str
+    plain: Callable[..., Any]
+    on: tuple[str, str, dict[str, Any]]
+    """Module, factory and arguments of what it is measured on."""
+
+
+def one_by_one(work: Callable[[Any], object], items: Iterable[Any]) -> None:
+    """Instead of threads of our own: torch's, inside each operation."""
+    import torch
+
+    with torch.no_grad():
+        for item in items:
+            work(item)
+
+
+STEP = ("peers", "byov_add_kl", {"task": "2.7M"})
+LARGE = ("peers", "byov_add_kl", {"task": "21M"})
+VIEWS = ("views", "byov", {"side": 32})
+LARGE_VIEWS = ("views", "byov", {"side": 224})
+TRICKS = {
+    "own threads, Bayesian step 2.7M": Trick("byov.randomness", "for_each", one_by_one, STEP),
+    "own threads, Bayesian step 21M": Trick("byov.randomness", "for_each", one_by_one, LARGE),
+    "own threads, views at 32 px": Trick("byov.data.views", "for_each", one_by_one, VIEWS),
+    "own threads, views at 224 px": Trick("byov.data.views", "for_each", one_by_one, LARGE_VIEWS),
+    "keeping freed memory, views at 32 px": Trick("byov.data.views", "_keep_freed_memory", lambda: None, VIEWS),
+    "keeping freed memory, views at 224 px": Trick("byov.data.views", "_keep_freed_memory", lambda: None, LARGE_VIEWS),
+}
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    tricks = list(TRICKS)[:: 2 if quick else 1]
+    return {name: {"gain": _gain(name, 3 if quick else 16)} for name in tricks}
+
+
+def _gain(name: str, rounds: int) -> Any:
+    variants = [Variant(str(on), "tricks", "variant", {"trick": name, "on": on}) for on in (True, False)]
+    large = "224" in name
+    return ratios(
+        interleave(variants, rounds if not large else max(2, rounds // 4), 1 if large else 4), "False", "True"
+    )
+
+
+def variant(trick: str, on: bool) -> Turn:
+    it = TRICKS[trick]
+    if not on:
+        module = importlib.import_module(it.module)
+        getattr(module, it.name)  # it must be there
+        setattr(module, it.name, it.plain)
+    module, factory, arguments = it.on
+    turn: Turn = getattr(importlib.import_module(module), factory)(**arguments)
+    return turn
