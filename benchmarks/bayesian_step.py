@@ -14,7 +14,7 @@ IVON = "IVON, with its update"
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    return {task: _measure(task, 6 if quick else 40, 2 if quick else 4) for task in TASKS}
+    return {task: _measure(task, 4 if quick else 15, 1 if quick else 3) for task in TASKS}
 
 
 def _measure(task: str, rounds: int, steps: int) -> dict[str, Any]:

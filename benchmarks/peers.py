@@ -19,11 +19,11 @@ from models import classifier, labelled_batch
 IMAGES = 50_000  # the KL of a batch is divided by this
 
 
-def _turn(module: nn.Module, backward: Callable[[Tensor, Tensor], None], task: str) -> Turn:
+def _turn(zero_grad: Callable[[], None], backward: Callable[[Tensor, Tensor], None], task: str) -> Turn:
     x, y = labelled_batch(task)
 
     def step(_: int) -> None:
-        module.zero_grad()
+        zero_grad()
         backward(x, y)
 
     return steps_of(step)
@@ -31,7 +31,7 @@ def _turn(module: nn.Module, backward: Callable[[Tensor, Tensor], None], task: s
 
 def deterministic(task: str) -> Turn:
     model = classifier(task)
-    return _turn(model, lambda x, y: F.cross_entropy(model(x), y).backward(), task)
+    return _turn(model.zero_grad, lambda x, y: F.cross_entropy(model(x), y).backward(), task)
 
 
 def byov_add_kl(task: str) -> Turn:
@@ -45,7 +45,7 @@ def byov_add_kl(task: str) -> Turn:
             F.cross_entropy(posterior(x), y).backward()
         priors.add_kl(posterior, prior, 1 / IMAGES)
 
-    return _turn(posterior, backward, task)
+    return _turn(posterior.reuse_gradients, backward, task)
 
 
 def byov_kl_in_loss(task: str) -> Turn:
@@ -58,7 +58,7 @@ def byov_kl_in_loss(task: str) -> Turn:
         with posterior.sampled():
             (F.cross_entropy(posterior(x), y) + posterior.kl(prior) / IMAGES).backward()
 
-    return _turn(posterior, backward, task)
+    return _turn(posterior.reuse_gradients, backward, task)
 
 
 def bayesian_torch(task: str, kind: str) -> Turn:
@@ -72,7 +72,7 @@ def bayesian_torch(task: str, kind: str) -> Turn:
     def backward(x: Tensor, y: Tensor) -> None:
         (F.cross_entropy(model(x), y) + get_kl_loss(model) / IMAGES).backward()
 
-    return _turn(model, backward, task)
+    return _turn(model.zero_grad, backward, task)
 
 
 def torch_uncertainty(task: str) -> Turn:
@@ -87,7 +87,7 @@ def torch_uncertainty(task: str) -> Turn:
         lambda m: BayesConv2d(m.in_channels, m.out_channels, m.kernel_size, stride=m.stride, prior_sigma_1=1.0),
     )
     loss = ELBOLoss(model, nn.CrossEntropyLoss(), kl_weight=1 / IMAGES, num_samples=1)
-    return _turn(model, lambda x, y: loss(x, y).backward(), task)
+    return _turn(model.zero_grad, lambda x, y: loss(x, y).backward(), task)
 
 
 def blitz(task: str) -> Turn:
@@ -105,7 +105,7 @@ def blitz(task: str) -> Turn:
     def backward(x: Tensor, y: Tensor) -> None:
         (F.cross_entropy(model(x), y) + kl_divergence_from_nn(model) / IMAGES).backward()
 
-    return _turn(model, backward, task)
+    return _turn(model.zero_grad, backward, task)
 
 
 def ivon(task: str) -> Turn:
@@ -120,7 +120,7 @@ def ivon(task: str) -> Turn:
             F.cross_entropy(model(x), y).backward()
         optimizer.step()
 
-    return _turn(model, backward, task)
+    return _turn(model.zero_grad, backward, task)
 
 
 def _replaced(

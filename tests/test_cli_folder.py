@@ -94,3 +94,12 @@ def test_a_taken_place_is_told_before_anything_is_decoded(
     (tmp_path / "run" / "mine").touch()
     assert "exists already" in complaint(capsys, "train", "--out", tmp_path / "run", "--data", f"folder:{photos}")
     assert not (tmp_path / "data").exists()
+
+
+def test_a_run_does_not_go_on_with_other_images(photos: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert byov("train", "--data", f"folder:{photos}", "--out", run, *SMALL).returncode == 0
+    Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(photos / "train" / "dog" / "new.png")
+    for flags in (["--resume"], ["--extend", "1"]):
+        stopped = byov("train", "--out", run, *flags)
+        assert stopped.returncode == 2 and "are not those that" in stopped.stderr.splitlines()[-1]

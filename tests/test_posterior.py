@@ -499,3 +499,30 @@ def test_part_of_modules_with_two_paths() -> None:
     own, whole = part.segments.named(part.log_variances), posterior.segments.named(posterior.log_variances)
     assert torch.equal(own["0.weight"], whole["a.0.weight"]) and torch.equal(own["1.bias"], whole["b.1.bias"])
     assert posterior.part("").segments.numel == posterior.segments.numel
+
+
+def test_reused_gradients_are_the_same_gradients_in_the_same_memory() -> None:
+    """`reuse_gradients` changes no number; `zero_grad` leaves an old gradient alone, as torch's does."""
+    posteriors = [byov.Posterior(small()) for _ in range(2)]
+    x, held, places = torch.randn(5, 6, generator=torch.Generator().manual_seed(1)), [], set()
+    for k in range(4):
+        for posterior, reuse in zip(posteriors, (True, False), strict=True):
+            posterior.reuse_gradients() if reuse else posterior.zero_grad()
+            with posterior.sampled(generator(k)):
+                posterior(x).square().sum().backward()
+        assert torch.equal(posteriors[0].means.grad, posteriors[1].means.grad)
+        assert torch.equal(posteriors[0].log_variances.grad, posteriors[1].log_variances.grad)
+        places.add(posteriors[0].means.grad.data_ptr())
+        held.append((posteriors[1].means.grad, posteriors[1].means.grad.clone()))
+    assert len(places) <= 2  # the two buffers, in turn
+    for gradient, copied in held:
+        assert torch.equal(gradient, copied)
+
+
+def test_a_nan_in_the_means_is_not_called_a_stale_draw() -> None:
+    posterior = byov.Posterior(small())
+    with torch.no_grad():
+        posterior.means[0] = math.nan
+    with posterior.sampled(generator(0)):
+        posterior(torch.ones(2, 6)).sum().backward()
+    assert posterior.means.grad.isnan().any()

@@ -149,3 +149,15 @@ def test_kl_of_one_weight_by_hand(mean: float, log_variance: float, mean0: float
     by_hand = 0.5 * ((v + (mean - mean0) ** 2) / variance0 - 1 - log_variance + math.log(variance0))
     assert float(kl) == pytest.approx(by_hand, rel=1e-9, abs=1e-9)
     assert float(kl) >= -1e-12
+
+
+def test_kl_keeps_its_digits_near_the_prior() -> None:
+    """A million weights almost at the prior: sums of a million cancel to less than one."""
+    log_variances = torch.full((1_000_000,), 2 * math.log(0.1)) + 1e-3
+    means = torch.zeros_like(log_variances)
+    truth = 0.5 * (math.expm1(1e-3) - 1e-3) * 1_000_000
+    rounding = 0.5 * 1_000_000 * 4.6 * 2.0**-24  # of the log-variances themselves, at worst
+    found = float(priors.Pretrained(means, 0.1).kl(means, log_variances))
+    exact = float(priors.Pretrained(means.double(), 0.1).kl(means.double(), log_variances.double()))
+    assert abs(exact - truth) < rounding
+    assert abs(found - exact) < 0.5 * 1_000_000 * 2.0**-23  # exp's rounding: the same for all, as they are the same

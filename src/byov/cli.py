@@ -81,10 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = _dispatch(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()  # here, where a closed pipe can still be met
     except (BadInput, TrainingFailed) as error:
-        if _speaks(error):
-            print(f"byov: {error}", file=sys.stderr)
-        else:
-            time.sleep(1)  # torchrun ends all processes as soon as one ends: the speaker comes first
+        _tell(error)
         code = BAD_INPUT if isinstance(error, BadInput) else FAILED
     except BrokenPipeError:  # the reader (`| head`) has gone: there is nobody left to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it closes stdout
@@ -105,12 +102,18 @@ def _rank() -> int:
     return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
 
 
-def _speaks(error: Exception) -> bool:
-    """Of several processes one tells of a mistake: the first, until they have met; then the one that met with it."""
-    if isinstance(error, SaidElsewhere):
-        return False
+def _tell(error: Exception) -> None:
+    """Says what was wrong. Of several processes one should: the first, or, once they have met, the one that met it.
+
+    torchrun ends all processes as soon as one ends. So who should not speak waits; and if it is then still there, the
+    mistake was its own, and it speaks after all.
+    """
     torch = sys.modules.get("torch")
-    return _rank() == 0 or (torch is not None and bool(torch.distributed.is_initialized()))
+    met = torch is not None and bool(torch.distributed.is_initialized())
+    if isinstance(error, SaidElsewhere) or (_rank() > 0 and not met):
+        time.sleep(3)
+    if not isinstance(error, SaidElsewhere):
+        print(f"byov: {error}", file=sys.stderr)
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -154,7 +157,7 @@ def _train(arguments: list[str]) -> int:
     from byov.training.loop import Interrupted
     from byov.training.run import describe, estimate_seconds, prepare
 
-    console = Console(stderr=True, highlight=False, quiet=_rank() > 0)
+    console = Console(stderr=True, highlight=False, emoji=False, quiet=_rank() > 0)
     with disk_space_checked(options.out):
         with StageProgress(console) as stages:
             trainer = prepare(
@@ -203,6 +206,8 @@ def _defaults(options: Train, method_given: bool) -> tuple[Config, str]:
 
 def _evaluate(arguments: list[str]) -> int:
     options = parse(Evaluate, "evaluate", arguments)
+    if _rank() > 0:
+        return DONE  # one process is enough
     import torch
     from rich.console import Console
 
@@ -215,7 +220,7 @@ def _evaluate(arguments: list[str]) -> int:
         raise BadInput("--threads must be at least 1.")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, emoji=False)
     with disk_space_checked(options.run / "results"), StageProgress(console) as progress:
         run = load(options.run, resolve_device(options.device))
         results = evaluate(run, options.data, options.teacher, progress, progress.say)
@@ -261,7 +266,7 @@ def _data(arguments: list[str]) -> int:
 
     from byov.progress import StageProgress
 
-    with StageProgress(Console(stderr=True, highlight=False)) as progress:
+    with StageProgress(Console(stderr=True, highlight=False, emoji=False)) as progress:
         path = fetch.get(options.name, progress)
     print(f"{options.name} is there, its digests are right: {path}")
     return DONE

@@ -78,7 +78,8 @@ class Gaussian:
                 sums[index] = (excess - (log_v - log_v0)).sum() + torch.dot(away, pull)
             else:  # a number leaves the sums, and half of the passes over memory with it
                 pull, factor = away, scale / v0
-                sums[index] = (torch.dot(away, away) + variance.sum()) / v0 - log_v.sum() + len(away) * (log_v0 - 1)
+                squares, variances = torch.dot(away, away).double(), variance.sum(dtype=torch.float64)
+                sums[index] = (squares + variances) / v0 - len(away) - (log_v - log_v0).sum()
                 excess = variance.sub_(v0)
             if gradients is not None:
                 gradients[0][start:stop].add_(pull, alpha=factor)

@@ -27,9 +27,19 @@ class _Bar:
 
     def __init__(self, console: Console, *middle: TextColumn) -> None:
         self.console = console
-        columns = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+        columns = (
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+        )
         self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), *middle, *columns, console=console, disable=not self.shown
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            *middle,
+            *columns,
+            console=console,
+            disable=not self.shown,
         )
         self.told = time.monotonic()
 

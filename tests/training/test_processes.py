@@ -16,6 +16,7 @@ import tiny
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from PIL import Image
 from torch import nn
 
 from byov.config import Config, Posterior
@@ -153,9 +154,23 @@ def test_sharded_adamw_is_adamw_with_half_the_state(tmp_path: Path) -> None:
         torch.testing.assert_close(state[name], value)
 
 
+def _lonely(rank: int, folder: Path) -> list[int]:
+    parameters = [nn.Parameter(torch.ones(4)) for _ in range(3)]
+    optimizer = ShardedAdamW([{"params": parameters}], Processes(rank, 2), lr=0.1)
+    parameters[1].grad = torch.ones(4)  # the others never have one
+    optimizer.step()
+    state = optimizer.gathered_state()
+    optimizer.load_whole_state(state)
+    return [len(state), state[1]["exp_avg"].numel()]
+
+
+def test_sharded_state_of_parameters_without_gradient(tmp_path: Path) -> None:
+    assert spawned(_lonely, tmp_path) == ([1, 4], [1, 4])
+
+
 def _voices(rank: int, folder: Path) -> str:
     try:
-        with Processes(rank, 2).one_voice(), Processes(rank, 2).main_first():
+        with Processes(rank, 2).one_voice():
             if rank == 1:
                 raise BadInput("no such folder.")
     except BadInput as error:
@@ -164,15 +179,14 @@ def _voices(rank: int, folder: Path) -> str:
 
 
 def test_the_number_of_processes_is_read_from_torchrun_or_srun(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE", "SLURM_NTASKS", "SLURM_NNODES", "SLURM_JOB_NAME"):
+    for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_NTASKS", "16")  # in a batch script, without srun: one process
     assert started() == (1, 1)
-    monkeypatch.setenv("SLURM_NTASKS", "16")
-    monkeypatch.setenv("SLURM_NNODES", "2")
-    monkeypatch.setenv("SLURM_JOB_NAME", "training")
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "16")
+    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "2")
     assert started() == (8, 2)
-    monkeypatch.setenv("SLURM_JOB_NAME", "bash")  # within an interactive job, without srun
-    assert started() == (1, 1)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert started() == (4, 2)
@@ -214,6 +228,28 @@ def test_torchrun_says_a_mistake_once(tmp_path: Path) -> None:
     assert process.returncode != 0
     assert err.count("byov: ") == 1 and "must divide optim.batch_size" in err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("mistake", ["a run is there", "one has no folder"])
+def test_torchrun_stops_where_one_process_alone_meets_a_mistake(tmp_path: Path, mistake: str) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    if mistake == "a run is there":
+        (run / "config.yaml").write_text("seed: 1")
+        process = torchrun("--out", str(run))
+    else:  # rank 1's working folder is another, as on a node with disks of its own
+        code = (
+            "import os, sys; os.chdir(sys.argv.pop(1 + int(os.environ['RANK']))); sys.argv.pop(1); import byov.__main__"
+        )
+        (tmp_path / "entry.py").write_text(code)
+        (run / "photos").mkdir()
+        Image.new("RGB", (8, 8)).save(run / "photos" / "a.png")
+        command = [*TORCHRUN[:-2], str(tmp_path / "entry.py"), str(run), str(tmp_path), "train"]
+        command += ["--data", "folder:photos", "--out", str(tmp_path / "out")]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert err.count("byov: ") == 1 and ("exists already" in err or "there is no folder" in err), err
 
 
 def test_torchrun_saves_when_interrupted(tmp_path: Path) -> None:

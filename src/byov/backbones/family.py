@@ -38,9 +38,14 @@ class Family(Protocol):
 
 def only(config: Model, keys: Sequence[str]) -> None:
     """Refuses a setting that is given but is not among those the backbone has a use for."""
-    for key in KEYS:
-        if key not in keys and getattr(config, key) is not None:
-            raise BadInput(f"model.{key} does not apply to {config.backbone}: leave it out, or set it to None.")
+    given = [key for key in KEYS if key not in keys and getattr(config, key) is not None]
+    if given:
+        what = " and ".join([", ".join(f"model.{key}" for key in given[:-1]), f"model.{given[-1]}"][len(given) == 1 :])
+        flags = " ".join(f"--model.{key} None" for key in given)
+        raise BadInput(
+            f"{what} {'do' if given[1:] else 'does'} not apply to {config.backbone}: leave that out, or, if the recipe "
+            f"sets it, add {flags}."
+        )
 
 
 def stem_of(config: Model, options: Sequence[Stem], default: Stem) -> Stem:

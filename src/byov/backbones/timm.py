@@ -41,8 +41,11 @@ def build(config: Model, image_shape: tuple[int, int, int]) -> tuple[nn.Module, 
     try:
         with torch.no_grad():
             features = model.eval()(torch.zeros(1, *image_shape))
-    except (RuntimeError, AssertionError, ValueError) as error:
-        raise BadInput(f"{config.backbone} cannot take images of {_size(image_shape)} ({_line(error)}).") from error
+    except Exception as error:  # a thousand models fail in many ways
+        raise BadInput(
+            f"{config.backbone} cannot take images of {_size(image_shape)} ({_line(error)}): give another "
+            "--image-size, or use another model."
+        ) from error
     if not isinstance(features, Tensor) or features.dim() != 2:
         raise BadInput(f"{config.backbone} does not make one vector of an image: use another model of timm.")
     return model.train(), features.shape[1]
@@ -74,7 +77,7 @@ def _create(source: str, image_shape: tuple[int, int, int], pretrained: bool) ->
             f"{source} needs files that are neither here nor to be had ({_line(error)}): check the connection, or give "
             "weights as a file."
         ) from error
-    except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+    except Exception as error:  # a thousand models fail in many ways
         raise BadInput(
             f"timm cannot make {name!r} for images of {_size(image_shape)} ({_line(error)}): `timm.list_models()` "
             "lists the names."

@@ -63,7 +63,9 @@ def open_source(spec: str, image_size: int | None = None) -> Source:
     if image_size is not None and image_size < 4:
         raise BadInput(f"image_size is {image_size}, but a network needs at least 4 pixels: give more.")
     base, at, suffix = spec.rpartition("@")
-    forced = next((split for split in SPLITS if at and suffix == split), None)
+    path = spec.partition(":")[2]
+    whole = bool(path) and Path(path).expanduser().exists()  # a folder may be called photos@test
+    forced = next((split for split in SPLITS if at and suffix == split and not whole), None)
     source = _open(base if forced else spec, image_size)
     if forced is None:
         return source

@@ -69,8 +69,12 @@ class SharedBatchNorm(_BatchNorm):
 
 def share_batch_norms(network: nn.Module, say: Callable[[str], None]) -> None:
     """Makes every batch normalisation in a network one over all processes; what has a forward of its own is named."""
-    for name, module in network.named_modules():
+    others = []
+    for module in network.modules():
         if isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward:
             module.__class__ = SharedBatchNorm  # same parameters, same names
         elif isinstance(module, _BatchNorm) and not isinstance(module, SharedBatchNorm):
-            say(f"warning: {name} ({type(module).__name__}) normalises over each process's own images.")
+            others.append(type(module).__name__)
+    if others:
+        kinds = ", ".join(sorted(set(others)))
+        say(f"warning: {len(others)} layers ({kinds}) normalise over each process's own images, not over all.")

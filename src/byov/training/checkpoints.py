@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,19 @@ def save(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) ->
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Reads a checkpoint; anything else is bad input."""
+    """Reads a checkpoint's tensors and state; anything else is bad input."""
+    with _opened(path) as (file, state):
+        return {name: file.get_tensor(name) for name in file.keys()}, state  # noqa: SIM118
+
+
+def state(path: Path) -> dict[str, Any]:
+    """Reads a checkpoint's state alone."""
+    with _opened(path) as (_, found):
+        return found
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
     if not path.is_file():
         raise BadInput(f"there is no checkpoint {path}: train first, or check the path.")
     try:
@@ -36,7 +49,7 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
                 raise BadInput(f"{path} is not a byov checkpoint: give a run that `byov train` wrote.")
-            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(metadata["state"])  # noqa: SIM118
+            yield file, json.loads(metadata["state"])
     except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
         raise BadInput(f"the checkpoint {path} is damaged ({error}): restore a copy, or train again.") from error
 

@@ -47,8 +47,8 @@ def _encoder(network: nn.Module) -> Encoder:
 
 def _read(path: Path) -> dict[str, Tensor]:
     """Weights by name, as the run or the file has them."""
-    if path.is_dir():
-        tensors, _ = checkpoints.load(path / "checkpoints" / "last.safetensors")
+    if path.is_dir() or path.name == "last.safetensors":
+        tensors, _ = checkpoints.load(path / "checkpoints" / "last.safetensors" if path.is_dir() else path)
         student = checkpoints.part(tensors, "student.")
         return checkpoints.part(student, "mean.") | checkpoints.part(student, "other.")
     if not path.is_file():
@@ -56,7 +56,9 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(str(path)) if path.suffix == ".safetensors" else _read_torch(path)
     except (SafetensorError, OSError, RuntimeError, EOFError, KeyError, ValueError) as error:
-        reason = (str(error).splitlines() or ["it is no file of torch"])[0]
+        reason = (
+            "it is no file of torch" if isinstance(error, KeyError) else (str(error).splitlines() or ["it is empty"])[0]
+        )
         raise BadInput(f"cannot read weights {path} ({reason}): {GIVE}.") from error
 
 
@@ -74,7 +76,7 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
             loaded = loaded[key]
     if not isinstance(loaded, Mapping):
         raise BadInput(f"cannot read weights {path}: it holds a {type(loaded).__name__}; save a state dict.")
-    return {str(name): value for name, value in loaded.items() if isinstance(value, Tensor)}
+    return {str(k): v for k, v in loaded.items() if isinstance(v, Tensor) and v.layout == torch.strided}
 
 
 def _put(network: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
@@ -88,6 +90,11 @@ def _put(network: nn.Module, weights: Mapping[str, Tensor], source: str) -> None
         if name in placed and tuple(placed[name].shape) != wanted:
             _refuse(source, f"{name} has shape {tuple(placed[name].shape)}, but this model wants {wanted}")
     fitting = {name: value for name, value in placed.items() if value.shape == own[name].shape}
+    for name, value in fitting.items():
+        if not bool(value.isfinite().all()):
+            raise BadInput(f"the weights in {source} are not finite in {name}: they diverged, use others.")
+    if "encoder.pixel_mean" in fitting and not 0 <= float(fitting["encoder.pixel_mean"].min()) <= 1:
+        raise BadInput(f"the pixel_mean in {source} is not within 0 to 1, as pixels are here: remove it from the file.")
     network.load_state_dict(fitting, strict=False)
 
 

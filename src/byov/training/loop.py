@@ -80,6 +80,7 @@ class Trainer:
     data: ImageSet
     processes: Processes = field(default_factory=Processes)
     autocast: Callable[[], Any] | None = None
+    fingerprint: str | None = None  # of the training images
     say: Callable[[str], None] = print
     on_step: Callable[[int, dict[str, Any]], None] = lambda step, row: None
     step: int = 0
@@ -263,6 +264,7 @@ class Trainer:
                 "seconds": self.seconds,
                 "image_shape": [self.data.images.shape[1], self.learner.image_size, self.learner.image_size],
                 "classes": classes_of(self.data),
+                "fingerprint": self.fingerprint,
                 "config": to_dict(self.config),
             }
             checkpoints.save(self.folder / "checkpoints" / "last.safetensors", tensors, state)

@@ -45,7 +45,10 @@ class Processes:
 
     @contextmanager
     def one_voice(self) -> Iterator[None]:
-        """Bad input that any process meets in the block stops them all; the first that met it tells of it."""
+        """Bad input that any process meets in the block stops them all; the first that met it tells of it.
+
+        All wait for one another at its end. Nothing collective may happen within: who has met bad input is not there.
+        """
         met: BadInput | None = None
         try:
             yield
@@ -60,17 +63,6 @@ class Processes:
         if met is not None:
             raise met
 
-    @contextmanager
-    def main_first(self) -> Iterator[None]:
-        """The first process passes through the block, then the others: it fetches or decodes what they then find."""
-        if self.world > 1 and not self.main:
-            distributed.barrier()
-        try:
-            yield
-        finally:
-            if self.world > 1 and self.main:
-                distributed.barrier()
-
     def leave(self) -> None:
         """Ends the group: torch complains of one that is left standing."""
         if self.world > 1 and distributed.is_initialized():
@@ -82,11 +74,7 @@ def started() -> tuple[int, int]:
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 0))
     if local:
         return local, int(os.environ["WORLD_SIZE"]) // local
-    if "SLURM_NTASKS" not in os.environ:
+    if not os.environ.get("SLURM_STEP_ID", "").isdigit():  # in a batch script itself, or on no cluster at all
         return 1, 1
-    from lightning_fabric.plugins.environments.slurm import SLURMEnvironment  # slow to import
-
-    if not SLURMEnvironment.detect():  # within a job, but not by srun
-        return 1, 1
-    tasks, nodes = int(os.environ["SLURM_NTASKS"]), int(os.environ.get("SLURM_NNODES", 1))
+    tasks, nodes = int(os.environ["SLURM_STEP_NUM_TASKS"]), int(os.environ.get("SLURM_STEP_NUM_NODES", 1))
     return tasks // nodes, nodes

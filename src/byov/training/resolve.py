@@ -47,7 +47,7 @@ def resolve(
         image_size=side,
         images=used,
         device=device,
-        threads=config.threads if config.threads is not None else max(1, _cores() // local),
+        threads=config.threads if config.threads is not None else max(1, cores() // local),
         model=complete_model(config.model, side),
         posterior=replace(
             config.posterior,
@@ -65,7 +65,7 @@ def resolve(
     return resolved
 
 
-def _cores() -> int:
+def cores() -> int:
     """The cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -112,12 +112,14 @@ def _check(config: Config, world: int) -> None:
     rules = [
         (optim.epochs >= 1, "optim.epochs must be at least 1"),
         (optim.batch_size >= 2, "optim.batch_size must be at least 2"),
-        (1 <= optim.accumulate <= optim.batch_size // 2, "optim.accumulate must leave at least 2 images a micro-batch"),
+        (
+            1 <= optim.accumulate <= optim.batch_size // (2 * world),
+            f"optim.accumulate must leave at least 2 images a micro-batch, for each of {world} processes",
+        ),
         (
             optim.batch_size % (max(optim.accumulate, 1) * world) == 0,
             f"optim.accumulate times the number of processes, {optim.accumulate * world}, must divide optim.batch_size",
         ),
-        (optim.batch_size // world >= 2, "optim.batch_size must be at least 2 for each process"),
         (not optim.shard or optim.optimizer == "adamw", "optim.shard needs optim.optimizer adamw"),
         (all(0 <= b < 1 for b in optim.betas), "optim.betas must be from 0 to below 1"),
         (0 <= optim.momentum < 1 and optim.trust > 0, "optim.momentum is from 0 to below 1, and optim.trust positive"),

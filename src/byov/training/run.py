@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +18,7 @@ from byov.config import SUPERVISED, Config, differences, read_config, to_yaml
 from byov.data.decoded import Say, say_on_stderr
 from byov.data.fetch import Progress
 from byov.data.images import ImageSet
-from byov.data.sources import open_source
+from byov.data.sources import Source, open_source
 from byov.errors import BadInput
 from byov.files import write_text
 from byov.training import checkpoints
@@ -27,7 +28,7 @@ from byov.training.learners import build_learner
 from byov.training.loop import Trainer, classes_of, subset
 from byov.training.networks import Classifier, Student
 from byov.training.processes import Processes, started
-from byov.training.resolve import resolve, resolve_device
+from byov.training.resolve import cores, resolve, resolve_device
 
 STATISTICS_IMAGES = 100_000
 
@@ -52,13 +53,22 @@ def prepare(
     with processes.one_voice():
         if not goes_on and processes.main:
             _check_free(out)
-        config, data = _opened(config, processes, local, progress, say)
+        source = open_source(config.data, config.image_size)
+        torch.set_num_threads(config.threads if config.threads and config.threads > 0 else cores())
+    data = _first_then_others(lambda: source.load("train", progress, say), processes)
+    with processes.one_voice():
+        if goes_on:
+            _check_same_images(data, config, out)
+            if config.threads is not None:  # it was set for the processes of that time
+                config = replace(config, threads=min(config.threads, max(1, cores() // local)))
+        config = _resolved(config, source, data, processes, local)
         if goes_on:
             config = _continued(config, out, extend)
         put_weights = initialiser(None if goes_on else config.init)
     assert config.threads is not None and config.images is not None and config.image_size is not None
     torch.set_num_threads(config.threads)
     fabric = fabric or _launch(config, local, nodes)
+    fingerprint = data.fingerprint()
     data = subset(data, config.images)
     statistics = pixel_statistics(data.images)
 
@@ -72,7 +82,7 @@ def prepare(
     with processes.one_voice():
         learner = build_learner(config, shape, classes_of(data), fabric.device, initialise)
         mixed = config.precision == "bf16-mixed"
-        trainer = Trainer(config, out, learner, data, processes, fabric.autocast if mixed else None)
+        trainer = Trainer(config, out, learner, data, processes, fabric.autocast if mixed else None, fingerprint)
         if goes_on:
             _go_on(trainer)
         elif processes.main:
@@ -80,13 +90,18 @@ def prepare(
     return trainer
 
 
-def _opened(config: Config, processes: Processes, local: int, progress: Progress, say: Say) -> tuple[Config, ImageSet]:
-    """The training images, and the config resolved for them."""
-    if config.threads is not None and config.threads >= 1:
-        torch.set_num_threads(config.threads)  # the images are decoded over them
-    source = open_source(config.data, config.image_size)
-    with processes.main_first():
-        data = source.load("train", progress, say)
+def _first_then_others(load: Callable[[], ImageSet], processes: Processes) -> ImageSet:
+    """What every process loads; the first alone at first, over all cores: it decodes what the others then find."""
+    data: list[ImageSet] = []
+    for turn in (True, False):
+        with processes.one_voice():
+            if processes.main is turn:
+                data.append(load())
+    return data[0]
+
+
+def _resolved(config: Config, source: Source, data: ImageSet, processes: Processes, local: int) -> Config:
+    """The config, resolved for the training images."""
     if config.method in SUPERVISED and data.labels is None:
         raise BadInput(f"{config.method} needs labels, but {config.data} has none: use byov or byol.")
     channels, height, width = data.images.shape[1:]
@@ -94,7 +109,18 @@ def _opened(config: Config, processes: Processes, local: int, progress: Progress
     config = resolve(config, (channels, height, width), len(data), source.flips, processes.world, local)
     if config.posterior.prior == "pretrained" and config.init is None:
         raise BadInput("the prior `pretrained` needs weights to stand around: give them with --init.")
-    return config, data
+    return config
+
+
+def _check_same_images(data: ImageSet, config: Config, out: Path) -> None:
+    """A run goes on with the images it began with: their numbers are the keys of order, views and labels."""
+    path = out / "checkpoints" / "last.safetensors"
+    began = checkpoints.state(path).get("fingerprint") if path.is_file() else None  # `_continued` misses it
+    if began is not None and began != data.fingerprint():
+        raise BadInput(
+            f"the images of {config.data} are not those that {out} began with: put them back, or start a new run from "
+            f"its weights with --init {out}."
+        )
 
 
 def _check_free(out: Path) -> None:
@@ -177,7 +203,7 @@ def _continued(config: Config, out: Path, extend: int | None) -> Config:
         return config
     if extend < 1:
         raise BadInput(f"a run can only be lengthened: give --extend at least 1 epoch, not {extend}.")
-    _, state = checkpoints.load(out / "checkpoints" / "last.safetensors")
+    state = checkpoints.state(out / "checkpoints" / "last.safetensors")
     if state["step"] < state["total"]:
         raise BadInput(f"{out} is not finished (step {state['step']} of {state['total']}): use --resume first.")
     return replace(config, optim=replace(config.optim, epochs=config.optim.epochs + extend))

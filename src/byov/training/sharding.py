@@ -55,13 +55,14 @@ class ShardedAdamW(torch.optim.AdamW):
 
     def gathered_state(self) -> dict[int, dict[str, Tensor]]:
         """The state as a plain AdamW over the whole parameters would have it. All processes must ask together."""
-        states = [self.state.get(shard, {}) for shard in self.shards]
-        whole: dict[int, dict[str, Tensor]] = {i: {} for i, state in enumerate(states) if state}
+        owned = [i for i, shard in enumerate(self.shards) if self.state.get(shard)]  # the others never had a gradient
+        states = [self.state[self.shards[i]] for i in owned]
+        whole: dict[int, dict[str, Tensor]] = {i: {} for i in owned}
         for key in states[0] if states else ():
-            slices = [state[key] for state in states]
+            values = [state[key] for state in states]
             if key != "step":
-                slices = self._gathered(slices, self.whole)
-            for i, value in enumerate(slices):
+                values = self._gathered(values, [self.whole[i] for i in owned])
+            for i, value in zip(owned, values, strict=True):
                 whole[i][key] = value
         return whole
 

@@ -51,7 +51,7 @@ def training_step(
     # Dropout takes its numbers from torch's own generator: keyed by the step too, so that it carries no state.
     torch.manual_seed(fold(DROPOUT, config.seed, step, processes.rank))
 
-    posterior.zero_grad()
+    posterior.reuse_gradients()
     nll = torch.zeros((), device=posterior.means.device, dtype=posterior.means.dtype)
     for batch in micro_batches:
         with autocast or nullcontext():

@@ -1,0 +1,62 @@
+"""The benchmark room's arithmetic: statistics of the conductor, and a table that hides no miss."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOM = Path(__file__).resolve().parents[1] / "benchmarks"
+sys.path.append(str(ROOM))  # its files are scripts, not a package
+
+import conductor  # noqa: E402
+import run  # noqa: E402
+import table  # noqa: E402
+
+
+def test_summary_is_median_and_quartiles() -> None:
+    assert conductor.summary([5.0, 1.0, 2.0, 3.0, 4.0]) == (3.0, 2.0, 4.0)
+    assert conductor.summary([7.0]) == (7.0, 7.0, 7.0)
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    # The machine was ten times slower in the second round; the ratio is 2 in both.
+    times = {"a": [2.0, 20.0], "b": [1.0, 10.0]}
+    assert conductor.ratios(times, "a", "b") == (2.0, 2.0, 2.0)
+
+
+def test_a_turn_counts_its_steps_on() -> None:
+    seen: list[int] = []
+    turn = conductor.steps_of(seen.append)
+    turn(2)
+    turn(3)
+    assert seen == [0, 1, 2, 3, 4]
+
+
+def results(help_seconds: float) -> dict:
+    numbers = {
+        "seconds": {"byov --help": (help_seconds, 0.1, 0.5)},
+        "import_ratio": (1.1, 1.0, 1.2),
+    }
+    machine = {"cpu": "a CPU", "cores": 2, "memory_gib": 24.0, "python": "3.11", "versions": {"torch": "2.13.0"}}
+    how = {"date": "2026-01-01", "seconds": 60.0, "threads": 2, "quick": False, "busy": False}
+    return {"machine": machine, "parts": {"startup": how | {"numbers": numbers}}}
+
+
+def test_a_miss_is_marked_and_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = table.render(results(0.4), tmp_path)
+    assert "**MISS**" in text
+    assert "- `byov --help`: not explained yet." in text
+    monkeypatch.setitem(table.WHY, "`byov --help`", "the disk was cold.")
+    assert "- `byov --help`: the disk was cold." in table.render(results(0.4), tmp_path)
+
+
+def test_a_bar_that_is_met_is_not_a_miss(tmp_path: Path) -> None:
+    text = table.render(results(0.2), tmp_path)
+    assert "MISS" not in text
+    assert "| ≤ 0.3 s | ok |" in text
+
+
+def test_every_part_is_run() -> None:
+    assert set(run.PARTS) == {path.stem for path in ROOM.glob("*.py") if "\ndef measure(" in path.read_text()}
