@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from byol_step import LightlyBYOL
@@ -33,8 +34,8 @@ from byov.training.loop import Trainer, classes_of
 from byov.training.resolve import resolve
 from byov.training.run import pixel_statistics
 from byov.training.step import training_step
-from conductor import Turn, Variant, fastest, interleave, summary
-from views import as_pil, lightly_transform
+from conductor import Turn, Variant, fastest, interleave, steps_of, summary
+from views import Loader, Transformed, as_pil, lightly_transform
 
 RECIPE, SIDE = "small-images", 32
 METHODS = ("byov", "byol", "lightly")
@@ -94,25 +95,27 @@ class Lightly(Training):
         others = [p for p in self.byol.trained() if p.ndim <= 1]
         groups = [{"params": matrices, "weight_decay": self.optim.weight_decay}, {"params": others, "weight_decay": 0}]
         self.optimizer = torch.optim.AdamW(groups, lr=0.0, betas=self.optim.betas, fused=True)
-        self.loader = _loader(data.images, lightly_transform(config.views, SIDE), self.batch, workers, seed)
+        self.images, self.transform = as_pil(data.images), lightly_transform(config.views, SIDE)
+        self.loader = _loader(self.images, self.transform, self.batch, workers, seed)
 
     def step(self, k: int, total: int) -> None:  # type: ignore[override]
+        self.train_on(next(self.loader), k, total)
+
+    def train_on(self, views: list[Tensor], k: int, total: int) -> None:
         from lightly.utils.scheduler import cosine_schedule
 
         for group in self.optimizer.param_groups:
             group["lr"] = schedules.learning_rate(k / total, self.optim.lr, self.optim.warmup)
-        self.byol.step(next(self.loader), self.optimizer, cosine_schedule(k, total, self.optim.tau, 1))
+        self.byol.step(views, self.optimizer, cosine_schedule(k, total, self.optim.tau, 1))
 
 
-def _loader(images: Tensor, transform: Any, batch: int, workers: int, seed: int) -> Iterator[list[Tensor]]:
+def _loader(images: list[Image.Image], transform: Any, batch: int, workers: int, seed: int) -> Iterator[list[Tensor]]:
     """Batches without end, an epoch after another, by torch's DataLoader."""
     from torch.utils.data import DataLoader
 
-    from views import Transformed
-
     more = {"persistent_workers": True, "multiprocessing_context": "fork"} if workers else {}
     order = torch.Generator().manual_seed(seed)
-    data = Transformed(as_pil(images), transform)
+    data = Transformed(images, transform)
     loader = DataLoader(data, batch, shuffle=True, drop_last=True, num_workers=workers, generator=order, **more)
     while True:
         yield from loader
@@ -126,17 +129,12 @@ def build(method: str, seed: int = 0, workers: int = 0) -> Training:
 
 
 def timed(method: str, workers: int = 0) -> Turn:
-    """For the conductor. lightly's workers prefetch while others have their turn, which flatters it a little: turns
-    are long against the few batches that wait in its queues."""
-    training, done = build(method, workers=workers), 0
-
-    def turn(count: int) -> None:
-        nonlocal done
-        for _ in range(count):
-            training.step(done, 1_000_000)
-            done += 1
-
-    return turn
+    """For the conductor. lightly's loader may work only in its own turn (see `views.Loader`)."""
+    training = build(method, workers=workers)
+    if isinstance(training, Lightly):
+        loader = Loader(training.images, training.transform, workers, training.batch)
+        return loader.turn(lambda views: training.train_on(views, 0, 1_000_000))
+    return steps_of(lambda k: training.step(k, 1_000_000))
 
 
 def rates(rounds: int, steps: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ IVON = "IVON, with its update"
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    return {task: _measure(task, 4 if quick else 15, 1 if quick else 3) for task in TASKS}
+    return {task: _measure(task, 3 if quick else 8, 1 if quick else 2) for task in TASKS}
 
 
 def _measure(task: str, rounds: int, steps: int) -> dict[str, Any]:

@@ -33,7 +33,7 @@ STORED = 4 * BATCH  # images
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    rounds, steps = (3, 4) if quick else (12, 8)
+    rounds, steps = (3, 4) if quick else (8, 6)
     workers = [Variant(f"lightly, {w} workers", "byol_step", "lightly", {"workers": w}) for w in (0, 1, 2)]
     lightly_best = fastest(workers, rounds=1 if quick else 2, steps=steps)
     variants = [

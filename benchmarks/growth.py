@@ -41,7 +41,7 @@ def _millions(model: Any) -> float:
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    return {name: _measure(sweep, 2 if quick else 8) for name, sweep in sweeps().items()}
+    return {name: _measure(sweep, 2 if quick else 6) for name, sweep in sweeps().items()}
 
 
 def _measure(sweep: Sweep, rounds: int) -> dict[str, Any]:

@@ -24,7 +24,7 @@ WARMUP = 3
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    rounds, steps = (1, 8) if quick else (4, 25)
+    rounds, steps = (1, 8) if quick else (3, 20)
     times: dict[str, list[float]] = {name: [] for name in SETUPS}
     shares: list[float] = []
     for k in range(rounds):

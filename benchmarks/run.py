@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-PARTS = ("startup", "memory", "views", "bayesian_step", "byol_step", "updates", "growth", "processes", "tricks")
+PARTS = ("bayesian_step", "byol_step", "views", "startup", "memory", "updates", "processes", "growth", "tricks")
 SHOWN = (
     "torch",
     "torchvision",

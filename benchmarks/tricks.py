@@ -46,7 +46,7 @@ TRICKS = {
 
 def measure(quick: bool) -> dict[str, Any]:
     tricks = list(TRICKS)[:: 2 if quick else 1]
-    return {name: {"gain": _gain(name, 3 if quick else 10)} for name in tricks}
+    return {name: {"gain": _gain(name, 3 if quick else 8)} for name in tricks}
 
 
 def _gain(name: str, rounds: int) -> Any:

@@ -14,7 +14,7 @@ FLAT, EACH, AUTOGRAD = "flat", "per tensor", "per tensor, KL by autograd"
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    return {task: _measure(task, 4 if quick else 15) for task in TASKS}
+    return {task: _measure(task, 4 if quick else 10) for task in TASKS}
 
 
 def _measure(task: str, rounds: int) -> dict[str, Any]:

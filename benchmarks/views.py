@@ -32,7 +32,7 @@ def measure(quick: bool) -> dict[str, Any]:
 
 def _measure(side: int, quick: bool) -> dict[str, Any]:
     steps = (4 if quick else 8) if side == 32 else (1 if quick else 2)
-    rounds = (4 if quick else 20) if side == 32 else (2 if quick else 8)
+    rounds = (4 if quick else 16) if side == 32 else (2 if quick else 5)
 
     def variant(factory: str, name: str, **arguments: object) -> Variant:
         return Variant(name, "views", factory, {"side": side, **arguments})
@@ -172,8 +172,8 @@ class Loader:
     to that, since meanwhile the other worker makes the second one.)
     """
 
-    def __init__(self, images: Any, transform: Callable[[Any], Any], workers: int) -> None:
-        self.batches = _Batches(len(images))
+    def __init__(self, images: Any, transform: Callable[[Any], Any], workers: int, size: int = BATCH) -> None:
+        self.batches = _Batches(len(images), size)
         data = Transformed(images, transform)
         several = {"persistent_workers": True, "multiprocessing_context": "fork"} if workers else {}
         self.loader = DataLoader(data, batch_sampler=self.batches, num_workers=workers, **several)
@@ -192,15 +192,15 @@ class Loader:
 class _Batches(Sampler[list[int]]):
     """`count` batches of images chosen at random."""
 
-    def __init__(self, images: int) -> None:
-        self.images, self.count = images, 0
+    def __init__(self, images: int, size: int) -> None:
+        self.images, self.size, self.count = images, size, 0
 
     def __len__(self) -> int:
         return self.count
 
     def __iter__(self) -> Iterator[list[int]]:
         for _ in range(self.count):
-            yield torch.randperm(self.images)[:BATCH].tolist()
+            yield torch.randperm(self.images)[: self.size].tolist()
 
 
 class Transformed(Dataset[Any]):

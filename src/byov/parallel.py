@@ -21,12 +21,15 @@ AHEAD = 4  # results a thread that may wait to be taken
 def for_each(work: Callable[[T], object], items: Iterable[T]) -> None:
     """Calls work(item) for all items over torch's number of threads, each on one core, without autograd."""
 
+    waiting = iter(items)
+
     @torch.no_grad()  # torch's gradient mode is a thread's own
-    def call(item: T) -> None:
-        work(item)
+    def take_turns(_: int) -> None:
+        for item in waiting:  # Python hands each item to one thread: one call a thread, where one an item costs more
+            work(item)
 
     threads = torch.get_num_threads()
-    list(map(call, items) if threads == 1 else _workers(threads).map(call, items))
+    list(map(take_turns, [0]) if threads == 1 else _workers(threads).map(take_turns, range(threads)))
 
 
 def in_order(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
