@@ -202,6 +202,9 @@ def _header(results: dict[str, Any]) -> str:
         lines += ["**A quick run: few rounds, not for the record.**", ""]
     if any(entry["busy"] for entry in entries):
         lines += ["**Made on a busy machine (waiting threads sleep instead of spinning): not for the record.**", ""]
+    lacking = [name for name in ("growth", "tricks", "processes", "updates") if name not in results["parts"]]
+    if lacking:
+        lines += [f"**Not measured yet: {', '.join(lacking)}.**", ""]
     dates = sorted({entry["date"] for entry in entries})
     threads = sorted({entry["threads"] for entry in entries})
     lines += [
