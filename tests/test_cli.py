@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -305,18 +304,7 @@ def test_images_that_cannot_be_trained_on(tmp_path: Path, capsys: pytest.Capture
     assert not out.exists()
 
 
-@contextlib.contextmanager
-def files_up_to(size: int) -> Iterator[None]:
-    """No file may grow beyond `size` bytes: like a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_no_space_left(tmp_path: Path, capsys: pytest.CaptureFixture[str], halfway: Path) -> None:
+def test_no_space_left(tmp_path: Path, capsys: pytest.CaptureFixture[str], halfway: Path, files_up_to: Any) -> None:
     before = (halfway / LAST).read_bytes()
     with files_up_to(len(before) // 4):
         sentence = complaint_of_full_disk(

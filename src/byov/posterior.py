@@ -58,7 +58,7 @@ def draw_(out: Tensor, means: Tensor, log_variances: Tensor, seed: int) -> Tenso
         w = out[start:stop].normal_(generator=randomness.chunk_generator(seed, index))
         w.mul_(log_variances[start:stop].mul(0.5).exp_()).add_(means[start:stop])
 
-    randomness.in_chunks(out.numel(), chunk)
+    randomness.in_chunks(out, chunk)
     return out
 
 
@@ -69,10 +69,7 @@ def _to_log_variances(out: Tensor, weights: Tensor, means: Tensor, gradient: Ten
         part = torch.sub(weights[start:stop], means[start:stop], out=out[start:stop])
         part.mul_(gradient[start:stop]).mul_(0.5)
 
-    if out.device.type == "cpu":
-        randomness.in_chunks(out.numel(), chunk)
-    elif out.numel():
-        chunk(0, 0, out.numel())
+    randomness.in_chunks(out, chunk)
     return out
 
 

@@ -85,10 +85,7 @@ class Gaussian:
                 gradients[0][start:stop].add_(pull, alpha=factor)
                 gradients[1][start:stop].add_(excess, alpha=0.5 * factor)
 
-        if means.device.type == "cpu":
-            in_chunks(means.numel(), chunk)
-        elif means.numel():
-            chunk(0, 0, means.numel())  # a GPU wants few large operations
+        in_chunks(means, chunk)
         return sums.sum().mul_(0.5).to(precise)
 
     def _slice(self, start: int, stop: int, dtype: torch.dtype) -> tuple[Number, Number, Number]:

@@ -75,9 +75,16 @@ def uniforms(ids: Tensor, count: int, *key: int) -> Tensor:
     return ((bits >> 40) & 0xFFFFFF).to(torch.float32) * 2.0**-24  # the top 24 bits: all that a float32 holds
 
 
-def in_chunks(count: int, work: Callable[[int, int, int], object]) -> None:
-    """Calls work(chunk, start, stop) for the fixed chunks of range(count), over torch's threads, without autograd."""
-    for_each(lambda start: work(start // CHUNK, start, min(start + CHUNK, count)), range(0, count, CHUNK))
+def in_chunks(flat: Tensor, work: Callable[[int, int, int], object]) -> None:
+    """Calls work(chunk, start, stop) for the fixed chunks of a flat tensor, over torch's threads, without autograd.
+
+    On a GPU, which wants few large operations, all of it is one chunk.
+    """
+    count = flat.numel()
+    if flat.device.type == "cpu":
+        for_each(lambda start: work(start // CHUNK, start, min(start + CHUNK, count)), range(0, count, CHUNK))
+    elif count:
+        work(0, 0, count)
 
 
 def normal_(out: Tensor, *key: int) -> Tensor:
@@ -85,5 +92,5 @@ def normal_(out: Tensor, *key: int) -> Tensor:
     if out.device.type != "cpu":
         return out.normal_(generator=generator(*key, device=out.device))
     seed = fold(*key)
-    in_chunks(out.numel(), lambda i, start, stop: out[start:stop].normal_(generator=chunk_generator(seed, i)))
+    in_chunks(out, lambda i, start, stop: out[start:stop].normal_(generator=chunk_generator(seed, i)))
     return out

@@ -5,13 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
 import shutil
 import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -402,18 +400,7 @@ def test_what_was_killed_is_cleared_away_later(photos: Path, kept: Path) -> None
     assert fresh.exists() and not stale.exists()
 
 
-@contextmanager
-def files_up_to(size: int) -> Iterator[None]:
-    """No file may grow beyond `size` bytes: like a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_no_space(photos: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_space(photos: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, files_up_to: Any) -> None:
     put(photos, *(f"{i}.jpg" for i in range(20)))
     with files_up_to(5000):
         assert "no space left to write" in refused(photos)
