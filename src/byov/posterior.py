@@ -27,6 +27,7 @@ from torch.autograd.function import once_differentiable
 from byov import randomness
 from byov.errors import BadInput
 from byov.flipout import flipped
+from byov.parallel import in_chunks
 from byov.segments import Flattened, Where, untied
 
 FORMAT = "byov-posterior-1"
@@ -54,22 +55,22 @@ def draw_(out: Tensor, means: Tensor, log_variances: Tensor, seed: int) -> Tenso
         randomness.normal_(out, seed)
         return out.mul_(torch.exp(log_variances * 0.5)).add_(means)
 
-    def chunk(index: int, start: int, stop: int) -> None:
-        w = out[start:stop].normal_(generator=randomness.chunk_generator(seed, index))
+    def chunk(noise: torch.Generator, start: int, stop: int) -> None:
+        w = out[start:stop].normal_(generator=noise)
         w.mul_(log_variances[start:stop].mul(0.5).exp_()).add_(means[start:stop])
 
-    randomness.in_chunks(out, chunk)
+    randomness.for_each_chunk(out, seed, chunk)
     return out
 
 
 def _to_log_variances(out: Tensor, weights: Tensor, means: Tensor, gradient: Tensor) -> Tensor:
     """Writes (weight - mean) / 2 * gradient into `out`; on a CPU chunk by chunk, so that it is one pass over memory."""
 
-    def chunk(index: int, start: int, stop: int) -> None:
+    def chunk(start: int, stop: int) -> None:
         part = torch.sub(weights[start:stop], means[start:stop], out=out[start:stop])
         part.mul_(gradient[start:stop]).mul_(0.5)
 
-    randomness.in_chunks(out, chunk)
+    in_chunks(out, chunk)
     return out
 
 

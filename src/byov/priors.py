@@ -19,15 +19,19 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from byov.parallel import in_chunks
 from byov.posterior import Posterior, Prior
-from byov.randomness import CHUNK, in_chunks
 
 Number = Tensor | float
 
 
 def add_kl(posterior: Posterior, prior: Prior, scale: float) -> Tensor:
     """Adds the gradient of scale * KL[q || prior] to the posterior's gradients; returns the KL."""
-    if not isinstance(prior, Gaussian) or type(prior).kl is not Gaussian.kl:  # a user's own
+    if (
+        not isinstance(prior, Gaussian)
+        or type(prior).kl is not Gaussian.kl  # a user's own
+        or prior.kept is not None  # some weights are pruned
+    ):
         kl = posterior.kl(prior)
         (scale * kl).backward()  # type: ignore[no-untyped-call]
         return kl.detach()
@@ -48,9 +52,12 @@ class Gaussian:
         self.mean = mean.detach() if isinstance(mean, Tensor) else mean
         self.variance = variance.detach() if isinstance(variance, Tensor) else variance
         self.floor = floor
+        self.kept: Tensor | None = None  # indices of the weights that count, where others are pruned
 
     def kl(self, means: Tensor, log_variances: Tensor) -> Tensor:
         """KL[q || this], summed over the weights in float32 (float64 for float64); differentiable in both arguments."""
+        if self.kept is not None:
+            return self._among(self.kept).kl(means[self.kept], log_variances[self.kept])
         return _GaussianKL.apply(means, log_variances, self)  # type: ignore[no-any-return, no-untyped-call]
 
     @torch.no_grad()
@@ -63,9 +70,9 @@ class Gaussian:
                 sizes = f"{tuple(value.shape)} weights, the posterior over {tuple(means.shape)}"
                 raise ValueError(f"the prior is over {sizes}.")
         precise = torch.promote_types(means.dtype, torch.float32)
-        sums = torch.zeros(-(-means.numel() // CHUNK), dtype=torch.float64, device=means.device)
+        total = torch.zeros((), dtype=torch.float64, device=means.device)
 
-        def chunk(index: int, start: int, stop: int) -> None:
+        def chunk(start: int, stop: int) -> None:
             log_v = log_variances[start:stop].to(precise)
             mean0, v0, log_v0 = self._slice(start, stop, precise)
             away = means[start:stop].to(precise)
@@ -75,18 +82,23 @@ class Gaussian:
             if isinstance(v0, Tensor):
                 pull, factor = away / v0, scale
                 excess = variance.div_(v0).sub_(1)
-                sums[index] = (excess - (log_v - log_v0)).sum() + torch.dot(away, pull)
+                total.add_((excess - (log_v - log_v0)).sum() + torch.dot(away, pull))
             else:  # a number leaves the sums, and half of the passes over memory with it
                 pull, factor = away, scale / v0
                 squares, variances = torch.dot(away, away).double(), variance.sum(dtype=torch.float64)
-                sums[index] = (squares + variances) / v0 - len(away) - (log_v - log_v0).sum()
+                total.add_((squares + variances) / v0 - len(away) - (log_v - log_v0).sum())
                 excess = variance.sub_(v0)
             if gradients is not None:
                 gradients[0][start:stop].add_(pull, alpha=factor)
                 gradients[1][start:stop].add_(excess, alpha=0.5 * factor)
 
         in_chunks(means, chunk)
-        return sums.sum().mul_(0.5).to(precise)
+        return total.mul_(0.5).to(precise)
+
+    def _among(self, indices: Tensor) -> Gaussian:
+        """The same prior over some of the weights."""
+        mean, variance = (v[indices] if isinstance(v, Tensor) else v for v in (self.mean, self.variance))
+        return Gaussian(mean, variance, self.floor)
 
     def _slice(self, start: int, stop: int, dtype: torch.dtype) -> tuple[Number, Number, Number]:
         """Mean, variance and log-variance of a slice of the weights."""

@@ -10,7 +10,7 @@ Two kinds of numbers come from a key:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -41,6 +41,11 @@ def fold(*key: int) -> int:
     return state >> 1
 
 
+def folds(keys: Iterable[tuple[int, ...]], device: torch.device | str = "cpu") -> Tensor:
+    """The folded keys as an int64 tensor."""
+    return torch.tensor([_signed(fold(*key)) for key in keys], device=device)
+
+
 def chunk_generator(seed: int, chunk: int) -> torch.Generator:
     """A generator for a chunk of a draw. torch's looks at 32 bits on a CPU: counted up, no two chunks share them."""
     return torch.Generator().manual_seed((seed + chunk) & 0xFFFFFFFF)
@@ -69,28 +74,31 @@ def uniforms(ids: Tensor, count: int, *key: int) -> Tensor:
 
     Returns a (len(ids), count) float32 tensor on the device of `ids`.
     """
-    rows = _mix(ids.to(torch.int64) * _signed(_GAMMA) + _signed(fold(*key)))
+    return hashed_uniforms(ids, _signed(fold(*key)), count)
+
+
+def hashed_uniforms(ids: Tensor, seed: Tensor | int, count: int) -> Tensor:
+    """As `uniforms`, for a folded key; or one for each row, an int64 tensor of `folds`."""
+    rows = _mix(ids.to(torch.int64) * _signed(_GAMMA) + seed)
     columns = torch.arange(1, count + 1, device=ids.device, dtype=torch.int64) * _signed(_GAMMA)
     bits = _mix(rows[:, None] + columns[None, :])
     return ((bits >> 40) & 0xFFFFFF).to(torch.float32) * 2.0**-24  # the top 24 bits: all that a float32 holds
 
 
-def in_chunks(flat: Tensor, work: Callable[[int, int, int], object]) -> None:
-    """Calls work(chunk, start, stop) for the fixed chunks of a flat tensor, over torch's threads, without autograd.
+def for_each_chunk(out: Tensor, seed: int, work: Callable[[torch.Generator, int, int], object]) -> None:
+    """Calls work(generator, start, stop) for the fixed chunks of a flat CPU tensor, over our own threads: torch makes
+    normal numbers on one core."""
+    count = out.numel()
 
-    On a GPU, which wants few large operations, all of it is one chunk.
-    """
-    count = flat.numel()
-    if flat.device.type == "cpu":
-        for_each(lambda start: work(start // CHUNK, start, min(start + CHUNK, count)), range(0, count, CHUNK))
-    elif count:
-        work(0, 0, count)
+    def chunk(start: int) -> None:
+        work(chunk_generator(seed, start // CHUNK), start, min(start + CHUNK, count))
+
+    for_each(chunk, range(0, count, CHUNK))
 
 
 def normal_(out: Tensor, *key: int) -> Tensor:
     """Fills a flat tensor with N(0, 1), independent for every key, in place."""
     if out.device.type != "cpu":
         return out.normal_(generator=generator(*key, device=out.device))
-    seed = fold(*key)
-    in_chunks(out, lambda i, start, stop: out[start:stop].normal_(generator=chunk_generator(seed, i)))
+    for_each_chunk(out, fold(*key), lambda noise, start, stop: out[start:stop].normal_(generator=noise))
     return out

@@ -19,7 +19,6 @@ from byov.data.colour import (
     jitter_,
     luma,
     shift_hue,
-    shift_hue_,
     solarise_,
 )
 
@@ -110,13 +109,6 @@ def test_solarise_as_torchvision(functional: Any) -> None:
     got = solarise_(images.clone(), chosen)
     assert torch.equal(got[~chosen], images[~chosen])
     assert torch.equal(got[chosen], functional.solarize(images[chosen], 0.5))
-
-
-def test_shifts_the_hue_of_the_chosen_only() -> None:
-    images, chosen = hard_images(), torch.tensor([True, False, True, False, False, True])
-    got = shift_hue_(images.clone(), SHIFTS, chosen)
-    assert torch.equal(got[~chosen], images[~chosen])
-    assert torch.equal(got[chosen], shift_hue(images, SHIFTS)[chosen])
 
 
 def test_grey_images_have_no_colour_to_lose() -> None:

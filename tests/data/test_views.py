@@ -59,7 +59,7 @@ def test_a_view_is_what_torchvision_makes_of_the_drawn_parameters(
     functional: Any, batch: int, channels: int, height: int, width: int, size: int
 ) -> None:
     images, ids = images_of(batch, channels, height, width), torch.arange(batch)
-    drawn = draw_parameters(ids, FULL, height, width, 1, 2, 3)
+    drawn = draw_parameters(ids, (FULL,), height, width, ((1, 2, 3),))
     got = view(images, ids, FULL, size, 1, 2, 3)
     assert got.shape == (batch, channels, size, size) and got.dtype == torch.float32
     assert got.min() >= 0 and got.max() <= 1
@@ -119,7 +119,7 @@ def test_a_view_with_nothing_to_do_is_the_image() -> None:
 @pytest.fixture(scope="module")
 def many() -> Parameters:
     config = dataclasses.replace(FULL, flip=0.3, jitter=0.8, grey=0.2, blur=0.1, solarise=0.2)
-    return draw_parameters(torch.arange(20_000), config, 32, 32, 0, 0, 0)
+    return draw_parameters(torch.arange(20_000), (config,), 32, 32, ((0, 0, 0),))
 
 
 def test_chances_are_as_asked(many: Parameters) -> None:
@@ -167,14 +167,16 @@ def test_factors_fill_their_ranges(many: Parameters) -> None:
 )
 def test_boxes_lie_in_the_image(height: int, width: int, low: float, ratio: float, seed: int) -> None:
     config = dataclasses.replace(FULL, crop_area=(low, 1.0), crop_ratio=(ratio, 1 / ratio))
-    top, left, box_height, box_width = draw_parameters(torch.arange(200), config, height, width, seed).boxes
+    top, left, box_height, box_width = draw_parameters(torch.arange(200), (config,), height, width, ((seed,),)).boxes
     assert (top >= 0).all() and (left >= 0).all() and (box_height >= 1).all() and (box_width >= 1).all()
     assert (top + box_height <= height).all() and (left + box_width <= width).all()
 
 
 def test_boxes_have_the_areas_and_ratios_asked_for() -> None:
     config = dataclasses.replace(FULL, crop_area=(0.2, 0.5))
-    top, left, height, width = (x.double() for x in draw_parameters(torch.arange(5_000), config, 1000, 1000, 0).boxes)
+    top, left, height, width = (
+        x.double() for x in draw_parameters(torch.arange(5_000), (config,), 1000, 1000, ((0,),)).boxes
+    )
     area, ratio = height * width / 1e6, width / height
     assert 0.198 < area.min() < 0.202 and 0.498 < area.max() < 0.502
     assert 0.745 < ratio.min() < 0.76 and 1.32 < ratio.max() < 1.34
@@ -188,7 +190,7 @@ def test_boxes_have_the_areas_and_ratios_asked_for() -> None:
 def test_where_no_try_fits_the_centre_is_taken(height: int, width: int, box: tuple[int, ...]) -> None:
     """torchvision's get_params with area (1, 1): a 10 by 100 image holds no box of its whole area and ratio <= 4/3."""
     config = dataclasses.replace(FULL, crop_area=(1.0, 1.0))
-    boxes = draw_parameters(torch.arange(5), config, height, width, 0).boxes
+    boxes = draw_parameters(torch.arange(5), (config,), height, width, ((0,),)).boxes
     assert all((field == value).all() for field, value in zip(boxes, box, strict=True))
 
 

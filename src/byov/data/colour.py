@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # columns of `factors`, values of `order`
+NEUTRAL = (1.0, 1.0, 1.0, 0.0)  # factors that change nothing
 LUMA = (0.2989, 0.587, 0.114)  # ITU-R 601-2, torchvision's digits
 
 
@@ -24,20 +25,30 @@ def jitter_(images: Tensor, order: Tensor, factors: Tensor) -> Tensor:
     order: (B, 4), a permutation of BRIGHTNESS, CONTRAST, SATURATION, HUE in each row.
     factors: (B, 4), by operation; factor 1 and hue shift 0 leave an image as it is.
 
-    All but the hue blend an image with something, so they run on the whole batch at once whatever their order; the hue
-    shift runs between them on those images that have it there. On grey images saturation and hue are left out.
+    The hue, the dearest, is shifted once for all images: before it come the blends (all others blend an image with
+    something) that precede it, after it those that follow. The images are sorted by how many precede, so that each
+    blend works on neighbours. Images that no operation changes are left out. On grey images saturation and hue are.
     """
     grey = images.shape[1] == 1
-    blends = order[(order != HUE) & (order != SATURATION)] if grey else order[order != HUE]
-    blends = blends.view(len(images), -1)
-    hue_slot = order.argmax(1).masked_fill_(factors[:, HUE] == 0, -1)  # HUE is the greatest of the four
-    for slot in range(4):
-        if not grey:
-            shift_hue_(images, factors[:, HUE], hue_slot == slot)
-        if slot < blends.shape[1]:
-            kind = blends[:, slot]
-            blend_(images, kind, factors.gather(1, kind[:, None])[:, 0])
-    return images
+    left_out = (order == HUE) | (order == SATURATION) if grey else order == HUE
+    blends = order[~left_out].view(len(images), -1)
+    before = torch.zeros_like(order[:, 0]) if grey else order.argmax(1)  # HUE is the greatest of the four
+    unchanged = (factors == torch.tensor(NEUTRAL, device=factors.device)).all(1)
+    before, rows = before.masked_fill_(unchanged, 4).sort()
+    ends = torch.searchsorted(before, torch.arange(4, device=before.device), right=True).tolist()  # of 0, 1, 2, 3
+    rows = rows[: ends[3]]
+    if not len(rows):
+        return images
+    kinds, changed, factors = blends[rows], images.index_select(0, rows), factors[rows]
+    strengths = factors.gather(1, kinds)
+    if not grey:
+        for slot in range(3):
+            blend_(changed[ends[slot] :], kinds[ends[slot] :, slot], strengths[ends[slot] :, slot])
+        if bool(factors[:, HUE].any()):
+            changed = shift_hue(changed, factors[:, HUE])
+    for slot in range(blends.shape[1]):
+        blend_(changed[: ends[slot]], kinds[: ends[slot], slot], strengths[: ends[slot], slot])
+    return images.index_copy_(0, rows, changed)
 
 
 def blend_(images: Tensor, kind: Tensor, factor: Tensor) -> Tensor:
@@ -53,14 +64,6 @@ def blend_(images: Tensor, kind: Tensor, factor: Tensor) -> Tensor:
         mean = target.mean((1, 2, 3), keepdim=True).mul_(kind == CONTRAST)
         target.mul_(kind == SATURATION).add_(mean)
     return images.lerp_(target, 1 - factor).clamp_(0, 1)
-
-
-def shift_hue_(images: Tensor, shift: Tensor, chosen: Tensor) -> Tensor:
-    """Turns the hue of the chosen RGB images by `shift` (B,), in turns."""
-    rows = chosen.nonzero()[:, 0]
-    if len(rows):
-        images.index_copy_(0, rows, shift_hue(images.index_select(0, rows), shift[rows]))
-    return images
 
 
 def shift_hue(images: Tensor, shift: Tensor) -> Tensor:

@@ -30,22 +30,33 @@ def resized_crop(images: Tensor, boxes: Boxes, flip: Tensor, out: Tensor) -> Ten
 
     images: uint8 (B, C, H, W); out: float32 (B, C, size, size), filled with values in [0, 1].
     """
-    small = max(*images.shape[2:], out.shape[3]) <= MATRIX_SIDE
-    by = crop_by_matrices if small or images.device.type != "cpu" else crop_by_interpolate
-    return by(images, boxes, flip, out).clamp_(0, 1)
+    crop = crop_by_matrices if by_matrices(images, out.shape[3]) else crop_by_interpolate
+    return crop(images, boxes, flip, out).clamp_(0, 1)
+
+
+def by_matrices(images: Tensor, size: int) -> bool:
+    """Whether crops of these images to `size` are made by matrix products."""
+    return images.device.type != "cpu" or max(*images.shape[2:], size) <= MATRIX_SIDE
 
 
 def crop_by_matrices(images: Tensor, boxes: Boxes, flip: Tensor, out: Tensor) -> Tensor:
-    """Two batched matrix products; the flip costs nothing. At 32 px a third of the time of `interpolate`."""
+    """Two batched matrix products; the flip costs nothing. At 32 px a third of the time of `interpolate`.
+
+    The channels stand between rows and columns on the way, so that each product takes all of them at once.
+    """
     batch, channels, height, width = images.shape
     size = out.shape[3]
-    rows = resize_matrices(boxes.top, boxes.height, torch.zeros_like(flip), size, height)
-    columns = resize_matrices(boxes.left, boxes.width, flip, size, width)
-    pixels = images.to(torch.float32).reshape(batch, channels * height, width)
-    wide = torch.bmm(pixels, columns.transpose(1, 2)).view(batch * channels, height, size)
-    planes = out.view(batch * channels, size, size)
-    torch.baddbmm(planes, rows.repeat_interleave(channels, 0), wide, beta=0, alpha=1 / 255, out=planes)
-    return out
+    unflipped = torch.zeros_like(flip)
+    if height == width:  # half the calls
+        both = [torch.cat(pair) for pair in ((boxes.top, boxes.left), (boxes.height, boxes.width), (unflipped, flip))]
+        rows, columns = resize_matrices(*both, size, width).split(batch)
+    else:
+        rows = resize_matrices(boxes.top, boxes.height, unflipped, size, height)
+        columns = resize_matrices(boxes.left, boxes.width, flip, size, width)
+    pixels = images.new_empty((batch, height, channels, width), dtype=torch.float32).copy_(images.transpose(1, 2))
+    wide = torch.bmm(pixels.view(batch, height * channels, width), columns.transpose(1, 2))
+    small = torch.bmm(rows, wide.view(batch, height, channels * size)).view(batch, size, channels, size)
+    return torch.mul(small.transpose(1, 2), 1 / 255, out=out)
 
 
 def crop_by_interpolate(images: Tensor, boxes: Boxes, flip: Tensor, out: Tensor) -> Tensor:

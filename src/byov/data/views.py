@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -15,11 +16,11 @@ import torch
 from torch import Tensor
 
 from byov.config import View, Views
-from byov.data.colour import grey_, jitter_, solarise_
-from byov.data.resample import Boxes, blur_, resized_crop
+from byov.data.colour import NEUTRAL, grey_, jitter_, solarise_
+from byov.data.resample import Boxes, blur_, by_matrices, resized_crop
 from byov.errors import BadInput
 from byov.parallel import for_each
-from byov.randomness import uniforms
+from byov.randomness import folds, hashed_uniforms
 
 TRIES = 10  # of a crop, before the fallback: torchvision's RandomResizedCrop
 NUMBERS = 2 * TRIES + 13  # uniform numbers an image
@@ -51,11 +52,6 @@ class Parameters(NamedTuple):
         boxes = Boxes(*(field[start:stop] for field in self.boxes))
         return Parameters(boxes, *(field[start:stop] for field in self[1:]))
 
-    def followed_by(self, other: Parameters) -> Parameters:
-        """These parameters, then the others."""
-        boxes = Boxes(*map(torch.cat, zip(self.boxes, other.boxes, strict=True)))
-        return Parameters(boxes, *map(torch.cat, zip(self[1:], other[1:], strict=True)))
-
 
 def two_views(images: Tensor, ids: Tensor, config: Views, size: int, seed: int, epoch: int) -> tuple[Tensor, Tensor]:
     """Two random views of each image: uint8 (B, C, H, W) -> two float32 (B, C, size, size) in [0, 1].
@@ -63,17 +59,16 @@ def two_views(images: Tensor, ids: Tensor, config: Views, size: int, seed: int, 
     Equal to `view` with the keys (seed, epoch, 0) and (seed, epoch, 1), but both in one batch: fewer, larger calls.
     """
     _check(images, ids)
-    ids = ids.to(images.device)
-    first = draw_parameters(ids, config.first, *images.shape[2:], seed, epoch, 0)
-    second = draw_parameters(ids, config.second, *images.shape[2:], seed, epoch, 1)
-    both = apply(images, first.followed_by(second), size)
+    keys = (seed, epoch, 0), (seed, epoch, 1)
+    parameters = draw_parameters(ids.to(images.device), (config.first, config.second), *images.shape[2:], keys)
+    both = apply(images, parameters, size)
     return both[: len(images)], both[len(images) :]
 
 
 def view(images: Tensor, ids: Tensor, config: View, size: int, *key: int) -> Tensor:
     """One random view of each image; `ids` (B,) and the key, usually (seed, epoch, view), decide which."""
     _check(images, ids)
-    return apply(images, draw_parameters(ids.to(images.device), config, *images.shape[2:], *key), size)
+    return apply(images, draw_parameters(ids.to(images.device), (config,), *images.shape[2:], (key,)), size)
 
 
 def _check(images: Tensor, ids: Tensor) -> None:
@@ -86,46 +81,56 @@ def _check(images: Tensor, ids: Tensor) -> None:
         raise BadInput(f"{len(images)} images came with ids of shape {tuple(ids.shape)}; give one id an image.")
 
 
-def draw_parameters(ids: Tensor, config: View, height: int, width: int, *key: int) -> Parameters:
-    """The random parameters of one view of the images `ids`, which have (height, width) pixels."""
+def draw_parameters(
+    ids: Tensor, configs: Sequence[View], height: int, width: int, keys: Sequence[tuple[int, ...]]
+) -> Parameters:
+    """The random parameters of views of the images `ids`, which have (height, width) pixels; all of the first view,
+    then all of the next: each has a config and a key, usually (seed, epoch, view)."""
+    settings = torch.tensor([_settings(config, height, width) for config in configs], device=ids.device)
+    settings, seeds = (t.repeat_interleave(len(ids), 0) for t in (settings, folds(keys, ids.device)))
+    chances, strengths, sigmas, crop = settings.split((5, 4, 2, 6), 1)
+    numbers = hashed_uniforms(ids.repeat(len(configs)), seeds, NUMBERS)
+    box, decide, sign, order, sigma = numbers.split((2 * TRIES + 2, 5, 4, 1, 1), 1)
+    flip, jitter, grey, blur, solarise = (decide < chances).unbind(1)
+    return Parameters(
+        boxes=_draw_boxes(box, crop, height, width),
+        flip=flip,
+        order=ORDERS.to(ids.device)[(order[:, 0] * len(ORDERS)).to(torch.int64)],
+        factors=torch.tensor(NEUTRAL, device=ids.device) + strengths * (2 * sign - 1) * jitter[:, None],
+        grey=grey,
+        blur=blur,
+        sigma=torch.lerp(sigmas[:, 0], sigmas[:, 1], sigma[:, 0]),
+        solarise=solarise,
+    )
+
+
+def _settings(config: View, height: int, width: int) -> tuple[float, ...]:
+    """A view's settings in the order in which `draw_parameters` and `_draw_boxes` take them."""
     if config.flip is None or config.blur is None:
         raise BadInput(
             "the views' flip and blur are not set; resolve the config first or give them a chance from 0 to 1."
         )
-    numbers = uniforms(ids, NUMBERS, *key)
-    boxes = _draw_boxes(numbers[:, : 2 * TRIES + 2], config, height, width)
-    flip, jitter, order, grey, blur, sigma, solarise = numbers[:, 2 * TRIES + 2 : NUMBERS - 4].unbind(1)
-    strength = torch.tensor([config.brightness, config.contrast, config.saturation, config.hue], device=ids.device)
-    change = strength * (2 * numbers[:, NUMBERS - 4 :] - 1) * (jitter < config.jitter)[:, None]
-    neutral = torch.tensor([1.0, 1.0, 1.0, 0.0], device=ids.device)
-    return Parameters(
-        boxes=boxes,
-        flip=flip < config.flip,
-        order=ORDERS.to(ids.device)[(order * len(ORDERS)).to(torch.int64)],
-        factors=neutral + change,
-        grey=grey < config.grey,
-        blur=blur < config.blur,
-        sigma=_between(config.blur_sigma, sigma),
-        solarise=solarise < config.solarise,
-    )
+    chances = config.flip, config.jitter, config.grey, config.blur, config.solarise
+    strengths = config.brightness, config.contrast, config.saturation, config.hue
+    areas = (bound * height * width for bound in config.crop_area)
+    log_ratios = map(math.log, config.crop_ratio)
+    return (*chances, *strengths, *config.blur_sigma, *areas, *log_ratios, *_fallback(config.crop_ratio, height, width))
 
 
-def _between(bounds: tuple[float, float], uniform: Tensor) -> Tensor:
-    return bounds[0] + (bounds[1] - bounds[0]) * uniform
+def _draw_boxes(numbers: Tensor, settings: Tensor, height: int, width: int) -> Boxes:
+    """torchvision's RandomResizedCrop.get_params, all tries at once: the first that fits, else the centre.
 
-
-def _draw_boxes(numbers: Tensor, config: View, height: int, width: int) -> Boxes:
-    """torchvision's RandomResizedCrop.get_params, all tries at once: the first that fits, else the centre."""
-    area = height * width * _between(config.crop_area, numbers[:, :TRIES])
-    log_ratio = (math.log(config.crop_ratio[0]), math.log(config.crop_ratio[1]))
-    ratio = _between(log_ratio, numbers[:, TRIES : 2 * TRIES]).exp_()
+    settings: bounds of the area, bounds of the ratio's logarithm, height and width of the fallback; a row an image.
+    """
+    least, most, narrowest, widest, fallback_height, fallback_width = settings.unbind(1)
+    area = torch.lerp(least[:, None], most[:, None], numbers[:, :TRIES])
+    ratio = torch.lerp(narrowest[:, None], widest[:, None], numbers[:, TRIES : 2 * TRIES]).exp_()
     widths, heights = (area * ratio).sqrt_().round_(), (area / ratio).sqrt_().round_()
     fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
     first = fits.to(torch.uint8).argmax(1, keepdim=True)
     found = fits.any(1)
-    fallback_height, fallback_width = _fallback(config.crop_ratio, height, width)
-    box_height = heights.gather(1, first)[:, 0].where(found, torch.full_like(area[:, 0], fallback_height))
-    box_width = widths.gather(1, first)[:, 0].where(found, torch.full_like(area[:, 0], fallback_width))
+    box_height = heights.gather(1, first)[:, 0].where(found, fallback_height)
+    box_width = widths.gather(1, first)[:, 0].where(found, fallback_width)
     # floor(u * n) < n also in float32: u is at most 1 - 2^-24, and u * n never rounds up to n.
     down, right = numbers[:, 2 * TRIES :].unbind(1)
     top = (down * (height - box_height + 1)).where(found, (height - box_height) / 2)
@@ -142,6 +147,7 @@ def _fallback(ratio: tuple[float, float], height: int, width: int) -> tuple[int,
     return height, width
 
 
+@torch.no_grad()
 def apply(images: Tensor, parameters: Parameters, size: int) -> Tensor:
     """Crop, flip, jitter, grey, blur, solarise: uint8 (B, C, H, W) -> float32 (N, C, size, size) in [0, 1].
 
@@ -155,14 +161,15 @@ def apply(images: Tensor, parameters: Parameters, size: int) -> Tensor:
         stop = start + step
         _fill(out[start:stop], images.index_select(0, source[start:stop]), parameters.part(start, stop))
 
-    share = -(-count // torch.get_num_threads())  # at least a chunk a thread
-    step = max(1, min(CHUNK // (images.shape[1] * size * size), share)) if cpu else max(1, count)
+    step = max(1, CHUNK // (images.shape[1] * size * size)) if cpu else max(1, count)
     if cpu:
         _keep_freed_memory()
-        # On two busy cores (load 5) a batch of 128 took three quarters of the time of torch's own threads at 32 px.
+    if cpu and not by_matrices(images, size):  # an image at a time, so on threads of ours, at least a chunk for each
+        step = max(1, min(step, -(-count // torch.get_num_threads())))
         for_each(fill, range(0, count, step))
     else:
-        fill(0)
+        for start in range(0, count, step):
+            fill(start)
     return out
 
 
