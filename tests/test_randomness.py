@@ -82,6 +82,19 @@ def test_permutation_is_keyed() -> None:
     assert sorted(randomness.permutation(50, 1).tolist()) == list(range(50))
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("inference", [False, True])
+def test_workers_work_without_autograd_and_in_the_callers_inference_mode(threads: int, inference: bool) -> None:
+    before, seen = torch.get_num_threads(), []
+    try:
+        torch.set_num_threads(threads)
+        with torch.inference_mode(inference):
+            for_each(lambda _: seen.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled())), range(4))
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {(False, inference)}
+
+
 def test_workers_use_one_core_each() -> None:
     seen = []
     before = torch.get_num_threads()

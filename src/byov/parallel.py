@@ -31,7 +31,8 @@ def for_each(work: Callable[[T], object], items: Iterable[T]) -> None:
     waiting, inference = iter(items), torch.is_inference_mode_enabled()
 
     def take_turns(_: int) -> None:
-        with torch.no_grad(), torch.inference_mode(inference):  # torch's modes are a thread's own
+        # torch's modes are a thread's own; in this order, since inference_mode(False) allows autograd again
+        with torch.inference_mode(inference), torch.no_grad():
             for item in waiting:  # Python hands each item to one thread; one call an item would cost more
                 work(item)
 
