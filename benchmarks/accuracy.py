@@ -53,7 +53,7 @@ class Training:
 
 def settings(method: str, seed: int, data: ImageSet) -> Config:
     config = replace(read_recipe(RECIPE, "byov" if method == "byov" else "byol"), data="cifar10", seed=seed)
-    return resolve(config, (3, SIDE, SIDE), len(data), flips=True)
+    return resolve(replace(config, calibration=0), (3, SIDE, SIDE), len(data), flips=True)
 
 
 class Ours(Training):

@@ -63,5 +63,5 @@ def byol_views(side: int) -> Views:
 def config(method: str, count: int, model: Model = STUDENT, batch: int = BATCH, side: int = SIDE) -> Config:
     """A resolved config of the whole step, on `count` images, long enough never to end."""
     optim = Optim(epochs=1_000_000, batch_size=batch)
-    base = Config(method=method, model=model, optim=optim, views=byol_views(side))  # type: ignore[arg-type]
+    base = Config(method=method, calibration=0, model=model, optim=optim, views=byol_views(side))  # type: ignore[arg-type]
     return resolve(base, (3, side, side), count, flips=True)

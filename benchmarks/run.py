@@ -20,7 +20,19 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-PARTS = ("bayesian_step", "byol_step", "views", "startup", "memory", "updates", "processes", "growth", "tricks")
+PARTS = (
+    "bayesian_step",
+    "byol_step",
+    "views",
+    "startup",
+    "memory",
+    "updates",
+    "processes",
+    "growth",
+    "tricks",
+    "scoring",
+    "predictive",
+)
 SHOWN = (
     "torch",
     "torchvision",

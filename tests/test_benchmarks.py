@@ -60,3 +60,19 @@ def test_a_bar_that_is_met_is_not_a_miss(tmp_path: Path) -> None:
 
 def test_every_part_is_run() -> None:
     assert set(run.PARTS) == {path.stem for path in ROOM.glob("*.py") if "\ndef measure(" in path.read_text()}
+
+
+def test_the_predictive_counts_the_bank_only_in_words() -> None:
+    speed = {
+        "images": 1000,
+        "draws": 4,
+        "bank": 500,
+        "images_per_second": {"byov, bank cached": 950.0, "byov, bank made too": 640.0},
+        "rate": {"byov, bank cached": (0.95, 0.9, 1.0), "byov, bank made too": (0.64, 0.6, 0.7)},
+        "speedup": {"bayesian-torch": (1.3, 1.2, 1.4)},
+    }
+    memory = {"draws": [5, 200], "peak_mib": [400.0, 424.0], "ratio": 1.06}
+    rows = table.rows({"predictive": {"speed": {"1000": speed}, "memory": memory}})
+    assert [row.missed for row in rows] == [False, True, False, True]
+    assert "0.960x where the 500 images of the bank" in rows[1].note
+    assert rows[3].note == "424 against 400 MiB"

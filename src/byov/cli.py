@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional, arg
@@ -18,7 +18,11 @@ from byov.config import Config, read_config, read_recipe
 from byov.errors import BadInput, SaidElsewhere, TrainingFailed
 from byov.files import disk_space_checked
 
+if TYPE_CHECKING:
+    from byov.progress import StageProgress
+
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+ALIGNMENT_DRAWS = 50  # the paper took 1,000, and saw the std over draws converge by 50
 
 
 @dataclass(frozen=True)
@@ -41,18 +45,113 @@ class Train:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure a run with a linear probe; writes RUN/results/evaluation.json."""
+    """Measure a run on images with labels; writes RUN/results/evaluation.json.
+
+    A linear probe and neighbours, calibration, and what each uncertainty is worth; beside an untrained encoder and raw
+    pixels. Stopped, it goes on where it was: give the same command again.
+    """
 
     run: Annotated[Path, Positional, arg(metavar="RUN")]
     """The run folder."""
     data: Annotated[str | None, arg(metavar="SOURCE")] = None
     """Source with labels. Unset: the one the run was trained on."""
+    draws: Annotated[int, arg(metavar="K")] = 0
+    """Draws of the weights: the posterior predictive, and the scores that need it. A run without random weights has
+    none."""
+    baseline: Annotated[Path | None, arg(metavar="RUN2")] = None
+    """Also the difference to this run; its evaluation is read, or made if there is none."""
+    shifts: bool = False
+    """Also under fifteen shifts of the images, five severities each (with a few draws, if there are --draws)."""
+    ood: Annotated[tuple[str, ...], arg(metavar="SOURCE [SOURCE ...]")] = ()
+    """Also tell images of these sources from the test images."""
+    semi: bool = False
+    """Also with 1% and 10% of the labels."""
+    align: Annotated[tuple[Path, ...], arg(metavar="RUN [RUN]")] = ()
+    """Also whether it is unsure of the same images as this supervised-bbb run of the same data; with a second one, of
+    another seed, how well two of these agree."""
+    finetune: bool = False
+    """Also train all weights on the labels for a few epochs; the run stays as it is."""
     teacher: bool = False
     """Evaluate the teacher's encoder instead of the student's."""
     threads: int | None = None
     """CPU threads. Unset: one a core."""
     device: str = "auto"
     """auto, cpu or cuda."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Rank images without labels by how little a run is sure of them; writes a table, and a page to look at.
+
+    Stopped, it goes on where it was: give the same command again.
+    """
+
+    run: Annotated[Path, Positional, arg(metavar="RUN")]
+    """The run folder."""
+    images: Annotated[str, Positional, arg(metavar="IMAGES")]
+    """A folder, with all images below it, or a source (`byov data list`)."""
+    out: Annotated[Path, arg(metavar="FILE")]
+    """The table to write: .parquet, or .csv (without embeddings). Must not exist yet."""
+    draws: int = 20
+    """Draws of the weights. A run without random weights has none: its score is the distance to its neighbours."""
+    embedding: bool = True
+    """Put the embeddings into the Parquet file."""
+    page: bool = True
+    """Also write FILE.html: least sure and surest images, near-duplicates."""
+    threads: int | None = None
+    """CPU threads. Unset: one a core."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+
+
+@dataclass(frozen=True)
+class Prune:
+    """Write a pruned run, and what is left of its accuracy at each sparsity."""
+
+    run: Annotated[Path, Positional, arg(metavar="RUN")]
+    """The run folder; it stays as it is."""
+    by: Literal["snr", "magnitude", "variance", "random"]
+    """The lowest go first: |mean| / sigma, |mean|, 1 / sigma, or a random order."""
+    sparsity: float
+    """The part of the weights (of Linear layers and convolutions) that goes, between 0 and 1."""
+    out: Annotated[Path, arg(metavar="RUN2")]
+    """Folder to write the pruned run to; must not exist yet."""
+    scope: Literal["layer", "global"] = "layer"
+    """The lowest of each layer, or of all layers together."""
+    part: Literal["encoder", "all"] = "encoder"
+    """Prune the encoder, or projector and predictor too."""
+    structured: bool = False
+    """Take out whole neurons, attention heads and channels, which makes the encoder smaller and faster."""
+    rounds: int = 1
+    """Prune and train on this many times, to the final sparsity."""
+    epochs: int = 0
+    """Epochs to train after each round. 0: nothing is trained."""
+    data: Annotated[str | None, arg(metavar="SOURCE")] = None
+    """What to measure on. Unset: the source the run was trained on; without labels, features are compared."""
+    curve: tuple[float, ...] = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
+    """Sparsities to measure besides, without training."""
+    seed: int = 0
+    """Of the random order."""
+    threads: int | None = None
+    """CPU threads. Unset: one a core."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a run's encoder to a file that needs no byov."""
+
+    run: Annotated[Path, Positional, arg(metavar="RUN")]
+    """The run folder."""
+    format: Literal["safetensors", "onnx", "timm"]
+    """Tensors with a JSON header; ONNX, checked in onnxruntime; or a state dict for timm's model, checked in it."""
+    out: Annotated[Path | None, arg(metavar="FILE")] = None
+    """The file; must not exist yet. Unset: below RUN/export."""
+    posterior: bool = False
+    """The log-variances too (safetensors only)."""
+    teacher: bool = False
+    """The teacher's encoder instead of the student's."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +162,22 @@ class Report:
     """The run folders."""
     out: Annotated[Path, arg(metavar="PAGE")] = Path("report.html")
     """The page to write."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Make a figure or table from runs that are trained where they are missing; can be stopped and repeated."""
+
+    name: Annotated[str, Positional, arg(metavar="NAME")]
+    """The study, or all."""
+    scale: Literal["micro", "mini"] = "micro"
+    """micro: digits; mini: CIFAR-10, 10,000 images."""
+    seeds: int | None = None
+    """Seeds of every run. Unset: the scale's (1, 3)."""
+    jobs: int = 1
+    """Runs trained at the same time; with one a core each is slower, all together are faster."""
+    out: Annotated[Path, arg(metavar="FOLDER")] = Path("studies")
+    """Folder for runs and results."""
 
 
 @dataclass(frozen=True)
@@ -214,18 +329,198 @@ def _evaluate(arguments: list[str]) -> int:
     from byov.evaluation.evaluate import evaluate, results_path
     from byov.evaluation.run import load
     from byov.progress import StageProgress
+    from byov.training.loop import Interrupted
     from byov.training.resolve import resolve_device
 
     if options.threads is not None and options.threads < 1:
         raise BadInput("--threads must be at least 1.")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
+    if len(options.align) > 2 or any(load(path).config.method != "supervised-bbb" for path in options.align):
+        raise BadInput("--align takes one or two runs of --method supervised-bbb.")
     console = Console(stderr=True, highlight=False, emoji=False)
     with disk_space_checked(options.run / "results"), StageProgress(console) as progress:
         run = load(options.run, resolve_device(options.device))
-        results = evaluate(run, options.data, options.teacher, progress, progress.say)
+        try:
+            results = evaluate(
+                run,
+                options.data,
+                draws=options.draws,
+                shifts=options.shifts,
+                ood=options.ood,
+                semi=options.semi,
+                finetune=options.finetune,
+                teacher=options.teacher,
+                baseline=options.baseline,
+                progress=progress,
+                say=progress.say,
+            )
+            agreement = _align(run, options, progress) if options.align else None
+        except (KeyboardInterrupt, Interrupted):
+            progress.say("interrupted: finished sections are kept; the same command goes on.")
+            return INTERRUPTED
     print(_measures(str(options.run), results))
+    if agreement is not None:
+        print(agreement)
     print(f"written: {results_path(run, options.data or run.config.data, options.teacher)}")
+    return DONE
+
+
+def _align(run: Any, options: Evaluate, progress: Any) -> str:
+    """Figure 1b of the paper; returns what to print of it."""
+    from byov.evaluation.alignment import align
+    from byov.evaluation.run import load
+    from byov.report.alignment import draw_alignment
+
+    device = str(run.encoder.means.device)
+    supervised, second = (*(load(path, device) for path in options.align), None)[:2]
+    assert supervised is not None
+    draws = options.draws or ALIGNMENT_DRAWS
+    found = align(run, supervised, second, options.data, draws, progress=progress, say=progress.say)
+    figure = draw_alignment(found, run.folder / "figures" / "alignment.png")
+    pairs = [("predictive std, Spearman", "spearman"), ("given both confidences", "partial_spearman")]
+    rows = [
+        (f"{prefix}{what}", f"{found[key + name]:.3f}", "{:.3f} to {:.3f}".format(*found[key + name + "_interval"]))
+        for prefix, key in (("", ""), ("two supervised runs: ", "ceiling."))
+        for what, name in pairs
+        if key + name in found
+    ]
+    return _grid(rows, "lrl") + f"\nwritten: {figure}"
+
+
+def _score(arguments: list[str]) -> int:
+    options = parse(Score, "score", arguments)
+    if _rank() > 0:
+        return DONE  # one process is enough
+    if options.draws < 1:
+        raise BadInput("--draws must be at least 1.")
+    if options.threads is not None and options.threads < 1:
+        raise BadInput("--threads must be at least 1.")
+    import torch
+    from rich.console import Console
+
+    from byov.data.stream import open_stream
+    from byov.evaluation.run import load
+    from byov.evaluation.score import Scorer
+    from byov.evaluation.scoring import Scored, check_images, check_place, identity, page_path, score_images
+    from byov.progress import StageProgress
+    from byov.report.gallery import write_gallery
+    from byov.training.resolve import resolve_device
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    check_place(options.out, options.page)
+    run = load(options.run, resolve_device(options.device))
+    with StageProgress(Console(stderr=True, highlight=False, emoji=False)) as stages:
+        progress, say = _with_speed(stages), stages.say
+        stream = open_stream(options.images, run.image_shape[-1], progress, say)
+        check_images(run, stream)
+        scorer = Scorer(run, draws=options.draws, say=say)
+        settings = identity(scorer, stream)
+
+        def page(scored: Scored) -> None:
+            facts = [(name.replace("_", " "), str(value)) for name, value in settings.items()]
+            write_gallery(scored, stream, page_path(options.out), facts, progress)
+
+        try:
+            scored = score_images(
+                scorer,
+                stream,
+                options.out,
+                settings,
+                options.embedding,
+                page if options.page else None,
+                progress,
+                say,
+            )
+        except KeyboardInterrupt:
+            say("interrupted: what is scored is kept; the same command goes on.")
+            return INTERRUPTED
+    print(_oddest(scored.names, scored.uncertainty, scored.percentile))
+    print(f"written: {options.out}" + (f", {page_path(options.out)}" if options.page else ""))
+    return DONE
+
+
+def _with_speed(stages: StageProgress) -> Callable[[str, int, int], None]:
+    """The same progress, with images a second beside the bar of scoring."""
+    begun: dict[str, tuple[float, int]] = {}
+
+    def progress(what: str, done: int, total: int) -> None:
+        stages(what, done, total)
+        start, first = begun.setdefault(what, (time.monotonic(), done))
+        if what.startswith("scoring ") and done > first:
+            speed = (done - first) / (time.monotonic() - start)
+            stages.bar.update(stages.tasks[what], note=f"{speed:,.0f} images/s")
+
+    return progress
+
+
+def _prune(arguments: list[str]) -> int:
+    options = parse(Prune, "prune", arguments)
+    if _rank() > 0:
+        return DONE  # one process is enough
+    import torch
+    from rich.console import Console
+
+    from byov.evaluation.prune import prune
+    from byov.evaluation.pruning import Pruning
+    from byov.evaluation.run import load
+    from byov.progress import StageProgress, StepProgress
+    from byov.report.pruning import draw_pruning
+    from byov.training.loop import Interrupted, Trainer
+    from byov.training.resolve import resolve_device
+
+    if options.threads is not None and options.threads < 1:
+        raise BadInput("--threads must be at least 1.")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    how = Pruning(
+        options.by,
+        options.sparsity,
+        options.scope,
+        options.part,
+        options.structured,
+        options.rounds,
+        options.epochs,
+        options.seed,
+    )
+    console = Console(stderr=True, highlight=False, emoji=False)
+
+    def train(trainer: Trainer) -> None:
+        stages.bar.stop()  # one bar at a time
+        with StepProgress(console, trainer) as progress:
+            trainer.say, trainer.on_step = progress.say, progress.on_step
+            trainer.run()
+        stages.bar.start()
+
+    with disk_space_checked(options.out), StageProgress(console) as stages:
+        run = load(options.run, resolve_device(options.device))
+        try:
+            results = prune(run, options.out, how, options.data, options.curve, stages, stages.say, train)
+        except Interrupted as interruption:
+            stages.say(
+                f"{interruption}: {options.out} is saved; `byov train --out {options.out} --resume` trains it on."
+            )
+            return INTERRUPTED
+        picture = draw_pruning(results, options.out / "figures" / "pruning.png")
+    print(_pruned(results))
+    print(f"written: {options.out}, with results/pruning.json and {picture.relative_to(options.out)}")
+    return DONE
+
+
+def _export(arguments: list[str]) -> int:
+    options = parse(Export, "export", arguments)
+    if _rank() > 0:
+        return DONE  # one process is enough
+    from byov.evaluation.export import export
+    from byov.evaluation.run import load
+
+    run = load(options.run)
+    with disk_space_checked(options.out or options.run):
+        path = export(run, options.format, options.out, posterior=options.posterior, teacher=options.teacher)
+    shape = ", ".join(map(str, run.image_shape))
+    print(f"images (N, {shape}), floats from 0 to 1 -> features (N, {run.encoder.module.features})")
+    print(f"written: {path} ({path.stat().st_size:,} bytes)")
     return DONE
 
 
@@ -241,6 +536,18 @@ def _report(arguments: list[str]) -> int:
     rows = [(row.name, *(cell.text for cell in row.cells)) for row in summary_rows(load_runs(list(options.runs)))]
     print(_grid([("", *(column.title for column in COLUMNS)), *rows], "l" + "r" * len(COLUMNS)))
     print(f"written: {path}")
+    return DONE
+
+
+def _study(arguments: list[str]) -> int:
+    options = parse(Study, "study", arguments)
+    from byov.studies.lab import Lab
+    from byov.studies.make import make, names
+
+    lab = Lab(options.out, options.scale, options.seeds, options.jobs, lambda text: print(text, file=sys.stderr))
+    with disk_space_checked(options.out):
+        for name in names() if options.name == "all" else [options.name]:
+            print(f"written: {make(name, lab)}")
     return DONE
 
 
@@ -275,7 +582,11 @@ def _data(arguments: list[str]) -> int:
 COMMANDS: dict[str, tuple[type, Callable[[list[str]], int]]] = {
     "train": (Train, _train),
     "evaluate": (Evaluate, _evaluate),
+    "score": (Score, _score),
+    "prune": (Prune, _prune),
+    "export": (Export, _export),
     "report": (Report, _report),
+    "study": (Study, _study),
     "data": (Data, _data),
 }
 
@@ -299,11 +610,62 @@ def _grid(rows: Sequence[Sequence[str]], align: str) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _measures(name: str, results: dict[str, Any]) -> str:
-    """A small table: a row for the run, the untrained encoder and raw pixels."""
-    keys = ("top1", "ece", "brier", "nll", "knn")
+def _oddest(names: Sequence[str], uncertainty: Any, percentile: Any, count: int = 5) -> str:
+    """A small table: the images that the run is least sure of."""
     rows = [
-        (row, *(f"{results[prefix + key]:.4f}" for key in keys))
-        for row, prefix in ((name, ""), ("untrained encoder", "untrained."), ("raw pixels", "pixels."))
+        (names[i], f"{uncertainty[i]:.4g}", "" if percentile is None else f"{percentile[i]:.1f}")
+        for i in (-uncertainty).argsort(kind="stable")[:count]
+    ]
+    return _grid([("least sure", "uncertainty", "percentile"), *rows], "lrr")
+
+
+def _pruned(results: dict[str, Any]) -> str:
+    """The curve as a table, then size and speed."""
+    keys = [key for key in ("top1", "ece", "refitted.top1", "refitted.ece", "cosine") if key in results]
+    rows = [(f"{row['sparsity']:.3f}", *(f"{row[key]:.4f}" for key in keys), "") for row in results["curve"]]
+    for row in results["rounds"]:
+        trained = f"trained {row['epochs']} epoch{'s' * (row['epochs'] != 1)}"
+        rows.append((f"{row['sparsity']:.3f}", *(f"{row[key]:.4f}" for key in keys), trained))
+    table = _grid([("sparsity", *keys, ""), *rows], "r" * (1 + len(keys)) + "l")
+    size, speed = results["bytes"], results["images_per_second"]
+    costs = [
+        ("encoder", "weights", "bytes", "compressed", "images/s"),
+        *(
+            (
+                what,
+                f"{results['weights'][what]:,}",
+                f"{size[what]:,}",
+                f"{size[f'{what}_compressed']:,}",
+                f"{speed[what]:,.0f}",
+            )
+            for what in ("unpruned", "pruned")
+        ),
+    ]
+    return f"{table}\n\n{_grid(costs, 'lrrrr')}\n({results['note']})"
+
+
+def _measures(name: str, results: dict[str, Any]) -> str:
+    """A small table: the run, its draws, what was trained with few labels or further, and what it has to beat."""
+    keys = ("top1", "ece", "brier", "nll", "aurc", "knn")
+    named = {
+        "": name,
+        "scaled.": "  with a temperature",
+        "draws.": "  draws",
+        "draws_unaligned.": "  draws, not aligned",
+        "semi.1.": "  1% of the labels",
+        "semi.10.": "  10% of the labels",
+        "finetune.": "  fine-tuned",
+        "baseline.": "  less the baseline",
+        "untrained.": "untrained encoder",
+        "pixels.": "raw pixels",
+    }
+    rows = [
+        (row, *(_four_digits(results.get(prefix + key)) for key in keys))
+        for prefix, row in named.items()
+        if f"{prefix}top1" in results
     ]
     return _grid([("", *keys), *rows], "l" + "r" * len(keys))
+
+
+def _four_digits(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"

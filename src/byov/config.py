@@ -188,7 +188,9 @@ class Config:
     image_size: int | None = None
     """Side in pixels that the network sees. Unset: the images' own; 64 for a folder."""
     images: int | None = None
-    """Train on a fixed random subset of this many images (the same for every seed). Unset: all of them."""
+    """Train on a fixed random subset of this many images (the same for every seed). Unset: all but `calibration`."""
+    calibration: int | None = None
+    """Images set aside: not trained on, but to say how usual a score is. Unset: a twentieth, at most 1000."""
     init: str | None = None
     """Start from the weights of a run folder, of a file (.safetensors, .pt, .pth), or of timm:NAME."""
     seed: int = 0
@@ -371,4 +373,6 @@ def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
     a, b = flatten(to_dict(old)), flatten(to_dict(new))
     if a["image_size"] is None:  # a run of 0.1: it had no other side than the images' own
         a["image_size"] = b["image_size"]
+    for flat in (a, b):  # a run of 0.1 set none aside
+        flat["calibration"] = flat["calibration"] or 0
     return {k: (a.get(k), b.get(k)) for k in {**a, **b} if a.get(k) != b.get(k) and k.split(".")[0] not in NOT_IDENTITY}

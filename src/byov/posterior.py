@@ -209,7 +209,8 @@ class Posterior(Flattened):
     @torch.no_grad()
     def snr(self) -> dict[str, Tensor]:
         """Signal-to-noise ratio |mean| / sigma of every random weight, by parameter name."""
-        return self.segments.named(self.means.detach().abs() / self.sigma)
+        least = torch.finfo(self.means.dtype).tiny  # a pruned weight has sigma 0, and mean 0
+        return self.segments.named(self.means.detach().abs() / self.sigma.clamp_(min=least))
 
     def unwrapped(self) -> nn.Module:
         """A copy of the module as it would be had it never been wrapped: random weights at their means."""

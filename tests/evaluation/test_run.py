@@ -83,6 +83,14 @@ def test_images_of_another_shape_are_refused(run) -> None:
         run.features(torch.zeros(2, 3, 8, 8))
 
 
+def test_a_run_scores_images_without_labels(run) -> None:
+    images = open_source("digits").load("test").images[:40]
+    usual, noise = run.score(images, draws=3), run.score(torch.rand(40, 1, 8, 8), draws=3)
+    assert torch.equal(usual.embedding, run.features(images)) and usual.uncertainty.shape == (40,)
+    assert usual.percentile is not None and 0 <= float(usual.percentile.min()) <= float(usual.percentile.max()) <= 100
+    assert noise.percentile.median() > usual.percentile.median()
+
+
 def test_evaluation_writes_flat_results_with_their_settings(run) -> None:
     results = evaluate(run)
     stored = json.loads((run.folder / "results" / "evaluation.json").read_text())

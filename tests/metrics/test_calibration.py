@@ -9,14 +9,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss, log_loss
 
 from byov._torchvision import import_torchvision
-from byov.metrics import brier, brier_decomposition, ece, nll, reliability_bins
+from byov.metrics import adaptive_ece, brier, brier_decomposition, classwise_ece, ece, nll, reliability_bins
 
 with contextlib.suppress(ImportError):
     import_torchvision()  # torchmetrics imports torchvision wherever it is installed
-from torchmetrics.functional.classification import multiclass_calibration_error
+from torchmetrics.functional.classification import binary_calibration_error, multiclass_calibration_error
 
 
 def predictions(seed: int, images: int = 500, classes: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,6 +31,8 @@ def predictions(seed: int, images: int = 500, classes: int = 6) -> tuple[torch.T
 METRICS = {
     "nll": nll,
     "ece": ece,
+    "adaptive_ece": adaptive_ece,
+    "classwise_ece": classwise_ece,
     "brier": brier,
     "uncertainty": lambda p, y: brier_decomposition(p, y).uncertainty,
     "resolution": lambda p, y: brier_decomposition(p, y).resolution,
@@ -44,6 +47,30 @@ def test_ece_equals_torchmetrics(bins: int) -> None:
     p, y = predictions(0)
     theirs = multiclass_calibration_error(p, y, num_classes=6, n_bins=bins, norm="l1")
     assert ece(p, y, bins) == pytest.approx(float(theirs), abs=1e-6)
+
+
+@pytest.mark.parametrize("bins", [1, 10, 15])
+def test_classwise_ece_equals_torchmetrics(bins: int) -> None:
+    p, y = predictions(0)
+    theirs = [binary_calibration_error(p[:, c].contiguous(), (y == c).long(), n_bins=bins, norm="l1") for c in range(6)]
+    assert classwise_ece(p, y, bins) == pytest.approx(float(torch.stack(theirs).mean()), abs=1e-6)
+
+
+@pytest.mark.parametrize("bins", [1, 10, 20])
+def test_adaptive_ece_equals_sklearn(bins: int) -> None:
+    p, y = predictions(0)  # 500 images: as many in each bin
+    confidence, predicted = p.max(1)
+    accuracies, confidences = calibration_curve(predicted == y, confidence, n_bins=bins, strategy="quantile")
+    assert adaptive_ece(p, y, bins) == pytest.approx(abs(accuracies - confidences).mean(), abs=1e-12)
+
+
+def test_adaptive_ece_by_hand() -> None:
+    # rising confidence .6 (wrong), .7, .7 (one right), .9 (right): two bins, the two of .7 half right on either side
+    p = torch.tensor([[0.7, 0.3], [0.9, 0.1], [0.6, 0.4], [0.3, 0.7]], dtype=torch.float64)
+    y = torch.tensor([1, 0, 1, 1])
+    assert adaptive_ece(p, y, bins=2) == pytest.approx((abs(1.3 - 0.5) + abs(1.6 - 1.5)) / 4)
+    # more bins than images: each alone, the two of .7 with their mean
+    assert adaptive_ece(p, y) == pytest.approx((0.6 + 0.2 + 0.2 + 0.1) / 4)
 
 
 def test_nll_and_brier_equal_sklearn() -> None:
@@ -98,7 +125,10 @@ def test_properties(seed: int, images: int, classes: int) -> None:
     parts = brier_decomposition(p, y)
     identity = parts.uncertainty - parts.resolution + parts.reliability - parts.within_group
     assert brier(p, y) == pytest.approx(identity, abs=1e-10)
-    assert 0 <= ece(p, y) <= 1 and 0 <= brier(p, y) <= 2 and nll(p, y) >= 0
+    assert all(0 <= metric(p, y) <= 1 for metric in (ece, adaptive_ece, classwise_ece))
+    # one bin: the least that any bins can give
+    assert adaptive_ece(p, y, 1) == pytest.approx(ece(p, y, 1)) and adaptive_ece(p, y) >= adaptive_ece(p, y, 1) - 1e-12
+    assert 0 <= brier(p, y) <= 2 and nll(p, y) >= 0
     assert -1e-12 <= parts.resolution <= parts.uncertainty + 1e-12 <= 1
     assert 0 <= parts.reliability_jensen <= parts.reliability + 1e-12
     table = reliability_bins(p, y)
@@ -120,6 +150,7 @@ def test_perfect_predictions(seed: int, images: int, classes: int) -> None:
     p = torch.eye(classes)[y]
     parts = brier_decomposition(p, y)
     assert (nll(p, y), ece(p, y), brier(p, y)) == (0, 0, 0)
+    assert adaptive_ece(p, y) == classwise_ece(p, y) == 0
     assert parts.resolution == pytest.approx(parts.uncertainty, abs=1e-12)
     assert parts.reliability == parts.reliability_jensen == 0
 
@@ -129,5 +160,6 @@ def test_bad_inputs_get_a_sentence() -> None:
     for metric in METRICS.values():
         with pytest.raises(ValueError, match="softmax"):
             metric(logits, y)
-    with pytest.raises(ValueError, match="bins is 0"):
-        ece(torch.eye(2), torch.arange(2), bins=0)
+    for metric in (ece, adaptive_ece, classwise_ece):
+        with pytest.raises(ValueError, match="bins is 0"):
+            metric(torch.eye(2), torch.arange(2), bins=0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from sklearn.neighbors import KNeighborsClassifier
 
-from byov.metrics import knn, knn_accuracy
+from byov.metrics import knn_accuracy, neighbours
 
 
 def clusters(seed: int, images: int, classes: int = 4, width: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,7 +37,7 @@ def test_scale_of_an_image_and_blocks_change_nothing(monkeypatch: pytest.MonkeyP
     whole = knn_accuracy(x, y, test_x, test_y)
     scale = torch.rand(150, 1, generator=torch.Generator().manual_seed(0)) + 0.5
     assert knn_accuracy(x * scale, y, test_x * 3, test_y) == whole
-    monkeypatch.setattr(knn, "BLOCK", 1000)
+    monkeypatch.setattr(neighbours, "BLOCK", 1000)
     assert knn_accuracy(x, y, test_x, test_y) == pytest.approx(whole)
 
 

@@ -56,7 +56,8 @@ def test_patch(side: int, patch: int) -> None:
 
 
 def test_batch_is_no_larger_than_the_data() -> None:
-    assert resolve(Config(), GREY, 50, flips=True).optim.batch_size == 50
+    assert resolve(Config(), GREY, 50, flips=True).optim.batch_size == 48  # 2 are set aside
+    assert resolve(Config(calibration=0), GREY, 50, flips=True).optim.batch_size == 50
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ def config(method: str = "byov", **changes: object) -> Config:
         model=MODEL,
         threads=1,
         device="cpu",
+        calibration=0,
         optim=Optim(epochs=2, batch_size=8),
         monitor=Monitor(log_every=1, tensorboard=False, checkpoint_seconds=1e9),
     )

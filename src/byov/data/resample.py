@@ -48,8 +48,8 @@ def crop_by_matrices(images: Tensor, boxes: Boxes, flip: Tensor, out: Tensor) ->
     size = out.shape[3]
     unflipped = torch.zeros_like(flip)
     if height == width:  # half the calls
-        both = [torch.cat(pair) for pair in ((boxes.top, boxes.left), (boxes.height, boxes.width), (unflipped, flip))]
-        rows, columns = resize_matrices(*both, size, width).split(batch)
+        start, length = torch.cat((boxes.top, boxes.left)), torch.cat((boxes.height, boxes.width))
+        rows, columns = resize_matrices(start, length, torch.cat((unflipped, flip)), size, width).chunk(2)
     else:
         rows = resize_matrices(boxes.top, boxes.height, unflipped, size, height)
         columns = resize_matrices(boxes.left, boxes.width, flip, size, width)

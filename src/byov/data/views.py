@@ -60,7 +60,8 @@ def two_views(images: Tensor, ids: Tensor, config: Views, size: int, seed: int, 
     """
     _check(images, ids)
     keys = (seed, epoch, 0), (seed, epoch, 1)
-    parameters = draw_parameters(ids.to(images.device), (config.first, config.second), *images.shape[2:], keys)
+    height, width = images.shape[2:]
+    parameters = draw_parameters(ids.to(images.device), (config.first, config.second), height, width, keys)
     both = apply(images, parameters, size)
     return both[: len(images)], both[len(images) :]
 
@@ -68,7 +69,8 @@ def two_views(images: Tensor, ids: Tensor, config: Views, size: int, seed: int, 
 def view(images: Tensor, ids: Tensor, config: View, size: int, *key: int) -> Tensor:
     """One random view of each image; `ids` (B,) and the key, usually (seed, epoch, view), decide which."""
     _check(images, ids)
-    return apply(images, draw_parameters(ids.to(images.device), (config,), *images.shape[2:], (key,)), size)
+    height, width = images.shape[2:]
+    return apply(images, draw_parameters(ids.to(images.device), (config,), height, width, (key,)), size)
 
 
 def _check(images: Tensor, ids: Tensor) -> None:
@@ -88,9 +90,9 @@ def draw_parameters(
     then all of the next: each has a config and a key, usually (seed, epoch, view)."""
     settings = torch.tensor([_settings(config, height, width) for config in configs], device=ids.device)
     settings, seeds = (t.repeat_interleave(len(ids), 0) for t in (settings, folds(keys, ids.device)))
-    chances, strengths, sigmas, crop = settings.split((5, 4, 2, 6), 1)
+    chances, strengths, sigmas, crop = torch.split(settings, [5, 4, 2, 6], 1)
     numbers = hashed_uniforms(ids.repeat(len(configs)), seeds, NUMBERS)
-    box, decide, sign, order, sigma = numbers.split((2 * TRIES + 2, 5, 4, 1, 1), 1)
+    box, decide, sign, order, sigma = torch.split(numbers, [2 * TRIES + 2, 5, 4, 1, 1], 1)
     flip, jitter, grey, blur, solarise = (decide < chances).unbind(1)
     return Parameters(
         boxes=_draw_boxes(box, crop, height, width),

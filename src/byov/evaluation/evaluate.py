@@ -1,115 +1,342 @@
-"""A run's first measure: a linear probe on frozen features, beside an untrained encoder and raw pixels."""
+"""`byov evaluate`: all that is measured of a run on a source with labels, section by section, as flat keys in one JSON.
+
+Each section is a file of this room: probes, uncertainties (draws), levels, shifted, outside (OOD), finetune, baseline.
+What each key means stands in docs/evaluation.md.
+"""
 
 from __future__ import annotations
 
-import re
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from byov import __version__
 from byov.data.decoded import Say, say_on_stderr
 from byov.data.fetch import Progress
-from byov.data.images import SPLITS, ImageSet
-from byov.data.sources import open_source
+from byov.data.images import ImageSet
+from byov.data.shifts import SEVERITIES
 from byov.errors import BadInput
-from byov.evaluation.features import features_of
-from byov.evaluation.probe import fit_probe
-from byov.evaluation.run import Run
+from byov.evaluation.baseline import differences, intervals
+from byov.evaluation.finetune import finetune_measures, finetuning
+from byov.evaluation.kept import Kept, Section, digest, read_section, write_section
+from byov.evaluation.levels import level_measures
+from byov.evaluation.measures import (
+    Measures,
+    below,
+    bins_of,
+    errors_of,
+    image_rows,
+    predictive_measures,
+    predictive_scores,
+    selective_measures,
+    strict,
+)
+from byov.evaluation.outside import OOD_IMAGES, check_sources, outside_images, outside_measures, plain_name
+from byov.evaluation.probes import (
+    HELD_OUT,
+    KNN_K,
+    KNN_TEMPERATURE,
+    label_lists,
+    probe_measures,
+    semi_measures,
+    uncertainty_section,
+)
+from byov.evaluation.reference import Bank
+from byov.evaluation.run import Run, load
+from byov.evaluation.score import is_deterministic
+from byov.evaluation.shifted import shift_measures, shift_names, shift_settings
+from byov.evaluation.subject import Labelled, Subject, load_labelled
+from byov.evaluation.uncertainties import pass_draws
 from byov.files import write_json
-from byov.metrics import brier, brier_decomposition, ece, knn_accuracy, nll, reliability_bins, top_k_accuracy
-from byov.training.loop import subset
+from byov.metrics import retrieval_hits
 
 PIXELS = 32  # side of the raw pixels that are probed at most: 12,288 numbers an image at 64 would take minutes to fit
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is measured besides the probe at the means."""
+
+    draws: int = 0
+    """Weight draws of the posterior predictive."""
+    shifts: bool = False
+    ood: tuple[str, ...] = ()
+    """Sources of images of another kind."""
+    semi: bool = False
+    finetune: bool = False
+    teacher: bool = False
+    """The teacher's encoder instead of the student's."""
 
 
 def evaluate(
     run: Run,
     data: str | None = None,
+    *,
+    draws: int = 0,
+    shifts: bool = False,
+    ood: Sequence[str] = (),
+    semi: bool = False,
+    finetune: bool = False,
     teacher: bool = False,
+    baseline: Path | None = None,
     progress: Progress = lambda what, done, total: None,
     say: Say = say_on_stderr,
-) -> dict[str, Any]:
-    """Probes the run on a source with labels (its own by default) and writes `results/evaluation.json`."""
-    data = data or run.config.data
-    side = run.image_shape[-1]
-    source = open_source(data, side)
-    test, train = (source.load(split, progress, say) for split in reversed(SPLITS))  # test first: it may be missing
-    if train.labels is None or test.labels is None:
-        raise BadInput(f"{data} has no labels to evaluate with: give a source that has, with --data.")
-    if data == run.config.data and run.config.images is not None:
-        train = subset(train, run.config.images)  # the probe sees the images that the encoder saw
-    run.check(train.images)
-    run.check(test.images)
+) -> Measures:
+    """Measures the run on a source with labels (its own by default) and writes `results/evaluation.json`.
 
-    encoders: dict[str, nn.Module] = {
-        "": run.teacher_encoder() if teacher else run.encoder,
-        "untrained.": run.untrained_encoder(),
-        "pixels.": nn.Flatten(),
-    }
-    results: dict[str, Any] = {}
-    for prefix, encoder in encoders.items():
-        what = (
-            f"probing {prefix.rstrip('.') or run.folder} on {data}, {len(train):,} images to fit, {len(test):,} to test"
-        )
-        seen = min(side, PIXELS) if prefix == "pixels." else side
-        fitted, tested = (_features(encoder, images, seen, what, progress) for images in (train.images, test.images))
-        measures = probe_results(fitted, tested, train, test)
-        results |= {f"{prefix}{key}": value for key, value in measures.items() if not prefix or key != "bins"}
-    sigma = run.learner.posterior.sigma  # of all random weights, heads too
-    results["median_sigma"] = float(sigma.median()) if sigma.numel() else None
-    results["settings"] = {
-        "run": str(run.folder),
-        "step": run.step,
-        "data": data,
-        "train_images": len(train),
-        "test_images": len(test),
-        "encoder": "teacher" if teacher else "student at its means",
-        "probe": "multinomial logistic regression; L2 by NLL on a held-out fifth, one-standard-error rule",
-        "knn": {"k": 20, "temperature": 0.07},
-    }
-    write_json(results_path(run, data, teacher), results)
+    Beside it, `evaluation.safetensors` has what was found of each test image. What is stopped goes on in the next call
+    with the same settings.
+    """
+    wanted = Wanted(draws, shifts, tuple(ood), semi, finetune, teacher)
+    other = None if baseline is None else _other_run(run, baseline)
+    return _evaluate(run, data or run.config.data, wanted, other, progress, say)
+
+
+def _evaluate(run: Run, data: str, wanted: Wanted, other: Run | None, progress: Progress, say: Say) -> Measures:
+    wanted = _possible(run, wanted, say)
+    check_sources(wanted.ood, run.image_shape[-1])
+    labelled = load_labelled(run, data, progress, say)
+    evaluation = _Evaluation(run, labelled, wanted, progress, say)
+    results, rows = evaluation.all()
+    images = Section({"images": fingerprint(labelled.test)}, rows)
+    if other is not None:
+        results |= _beside(other, data, wanted, results, images, progress, say)
+    results = strict(results)
+    path = results_path(run, data, wanted.teacher)
+    write_section(path.with_suffix(".safetensors"), images)
+    write_json(path, results)
+    evaluation.kept.clear()
     return results
 
 
-def _features(encoder: nn.Module, images: Tensor, side: int, what: str, progress: Progress) -> Tensor:
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        progress(what, done, len(images))
-
-    return features_of(encoder, images, advance=advance, size=side)
+def fingerprint(data: ImageSet) -> str:
+    """Tells whether these are the same images with the same labels."""
+    assert data.labels is not None
+    return digest(data.labels) + data.fingerprint()[:16]
 
 
 def results_path(run: Run, data: str, teacher: bool) -> Path:
     """`evaluation.json` is the student on the run's own data; anything else has a name of its own."""
-    other = "" if data == run.config.data else "-" + re.sub(r"[^\w.]+", "-", data).strip("-")
-    return run.folder / "results" / f"evaluation{other}{'-teacher' if teacher else ''}.json"
+    another = "" if data == run.config.data else f"-{plain_name(data)}"
+    return run.folder / "results" / f"evaluation{another}{'-teacher' if teacher else ''}.json"
 
 
-def probe_results(train_features: Tensor, test_features: Tensor, train: ImageSet, test: ImageSet) -> dict[str, Any]:
-    """All measures of one set of features."""
-    assert train.labels is not None and test.labels is not None
-    classes = 1 + int(max(train.labels.max(), test.labels.max()))
-    probe = fit_probe(train_features, train.labels, classes=classes)
-    probabilities = probe.probabilities(test_features)
-    parts = brier_decomposition(probabilities, test.labels)
-    return {
-        "top1": top_k_accuracy(probabilities, test.labels, 1),
-        "top5": top_k_accuracy(probabilities, test.labels, min(5, probabilities.shape[1])),
-        "ece": ece(probabilities, test.labels),
-        "brier": brier(probabilities, test.labels),
-        "reliability": parts.reliability,
-        "reliability_jensen": parts.reliability_jensen,
-        "resolution": parts.resolution,
-        "within_group": parts.within_group,
-        "uncertainty": parts.uncertainty,
-        "nll": nll(probabilities, test.labels),
-        "knn": knn_accuracy(train_features, train.labels, test_features, test.labels),
-        "probe_l2": probe.l2,
-        "probe_gradient_norm": probe.gradient_norm,
-        "probe_converged": probe.converged,
-        "bins": [list(b) for b in reliability_bins(probabilities, test.labels)],
-    }
+def _possible(run: Run, wanted: Wanted, say: Say) -> Wanted:
+    """What can be had of this run. Nothing random: draws are left out, so that one command serves BYOV and BYOL."""
+    if wanted.draws < 0:
+        raise BadInput(f"draws={wanted.draws}: give at least 1, or 0 for none.")
+    if wanted.teacher and (wanted.draws or wanted.finetune):
+        raise BadInput("the teacher has no posterior to draw from, and is not trained on: leave out --teacher.")
+    if wanted.draws and is_deterministic(run):
+        say(f"{run.folder} has nothing random: its results are those at the means, without draws.")
+        return replace(wanted, draws=0)
+    return wanted
+
+
+# ------------------------------------------------------------------------------------------------------------- sections
+
+
+class _Evaluation:
+    """One evaluation: whom it looks at, and what it has kept."""
+
+    def __init__(self, run: Run, data: Labelled, wanted: Wanted, progress: Progress, say: Say) -> None:
+        self.run, self.data, self.wanted = run, data, wanted
+        self.progress, self.say = progress, say
+        encoder: nn.Module = run.teacher_encoder() if wanted.teacher else run.encoder
+        self.own = self._subject(encoder, run.image_shape[-1], str(run.folder), self._bank())
+        known = self.own.bank is not None
+        seen = [data.name, fingerprint(data.train), fingerprint(data.test)]
+        identity = [__version__, _weights(run), run.step, wanted.teacher, known, *seen]
+        self.kept = Kept(run.folder / "results" / "partial", identity)
+
+    def all(self) -> tuple[Measures, dict[str, Tensor]]:
+        """Every section that is wanted: the measures with their settings, and the rows of the test images."""
+        own, wanted = self.own, self.wanted
+        results, rows = self._at_means()
+        if wanted.draws:
+            found = self.kept("draws", wanted.draws, self._draws)
+            results |= found.measures
+            rows |= found.images
+            results |= self._measures("levels", wanted.draws, partial(level_measures, own, wanted.draws))
+        for spec in wanted.ood:
+            results |= self._outside(spec, rows)
+        if wanted.shifts:
+            results |= self._shifts()
+        if wanted.finetune:
+            place = self.kept.place("finetune", finetuning())
+            results |= self._measures("finetune", finetuning(), partial(finetune_measures, own, place, self.say))
+        return results | {"settings": self._settings()}, rows
+
+    def _at_means(self) -> tuple[Measures, dict[str, Tensor]]:
+        """The run; beside it the untrained encoder and raw pixels."""
+        run, side = self.run, self.own.side
+        subjects = {
+            "means": self.own,
+            "untrained": self._subject(run.untrained_encoder(), side, "untrained encoder"),
+            "pixels": self._subject(nn.Flatten(), min(side, PIXELS), "raw pixels"),
+        }
+        results: Measures = {}
+        rows: dict[str, Tensor] = {}
+        for name, subject in subjects.items():
+            measures = self._measures(f"{name}-probe", None, partial(probe_measures, subject))
+            if subject is self.own:
+                found = self.kept("uncertainty", None, partial(uncertainty_section, subject))
+                measures |= found.measures
+                rows |= found.images
+            if self.wanted.semi:
+                measures |= self._measures(f"{name}-semi", None, partial(semi_measures, subject))
+            results |= measures if subject is self.own else below(f"{name}.", measures)
+        sigma = run.learner.posterior.sigma  # of all random weights, heads too
+        return results | {"median_sigma": float(sigma.median()) if sigma.numel() else None}, rows
+
+    def _draws(self) -> Section:
+        """`draws.*`, `draws_unaligned.*`, and what the label-free scores over draws are worth."""
+        own, labels = self.own, self.data.test_labels
+        drawn = pass_draws(own, own.test_images, self.wanted.draws, "draws")
+        errors = errors_of(own.probe.logits(own.test_features), labels)
+        hits = retrieval_hits(own.test_features, labels) if len(labels) > 1 else None
+        found = selective_measures(drawn.label_free_scores(), errors, hits)
+        rows = below("score.", drawn.scores())
+        for prefix, predictive in (("draws.", drawn.aligned), ("draws_unaligned.", drawn.unaligned)):
+            measures = predictive_measures(predictive, labels) | {"bins": bins_of(predictive.mean, labels)}
+            measures |= selective_measures(predictive_scores(predictive), errors_of(predictive.mean, labels), hits)
+            found |= below(prefix, measures)
+            rows |= below(prefix, image_rows(predictive.mean, labels))
+        return Section(found, rows)
+
+    def _outside(self, spec: str, rows: dict[str, Tensor]) -> Measures:
+        """`ood.NAME.*`; the test images' scores are known."""
+        images = outside_images(self.own, spec, self.say)
+        inside = {name.removeprefix("score."): row for name, row in rows.items() if name.startswith("score.")}
+        draws = self.wanted.draws
+        make = partial(outside_measures, self.own, spec, images, draws, inside)
+        return self._measures(f"ood-{plain_name(spec)}", [draws, spec, digest(images)], make)
+
+    def _shifts(self) -> Measures:
+        """`shifts.*`, a section a shift."""
+        names, draws = shift_names(self.own), self.wanted.draws
+        results: Measures = {}
+
+        def advance(name: str, severity: int) -> None:
+            done = names.index(name) * len(SEVERITIES) + severity
+            self.progress(f"{len(names)} shifts, {len(SEVERITIES)} severities", done, len(names) * len(SEVERITIES))
+
+        for name in names:
+            make = partial(shift_measures, self.own, name, draws, partial(advance, name))
+            results |= self._measures(f"shift-{name}", shift_settings(self.own, draws), make)
+        return results
+
+    def _measures(self, name: str, settings: Any, make: Callable[[], Measures]) -> Measures:
+        """A section without rows of images."""
+        return self.kept(name, settings, lambda: Section(make())).measures
+
+    # ------------------------------------------------------------------------------------------------------- settings
+
+    def _settings(self) -> dict[str, Any]:
+        run, data, wanted = self.run, self.data, self.wanted
+        settings: dict[str, Any] = {
+            "byov": __version__,
+            "run": str(run.folder),
+            "step": run.step,
+            "data": data.name,
+            "train_images": len(data.train),
+            "test_images": len(data.test),
+            "channels": data.converted or "as they are",
+            "encoder": "teacher" if wanted.teacher else "student at its means",
+            "probe": "multinomial logistic regression; L2 by NLL on a held-out fifth, one-standard-error rule",
+            "knn": {"k": KNN_K, "temperature": KNN_TEMPERATURE},
+            "temperature": f"fitted on one training image in {HELD_OUT} of each class, for a probe on the others",
+            "draws": wanted.draws,
+        }
+        if wanted.ood:
+            settings["ood"] = {"sources": list(wanted.ood), "images_at_most": OOD_IMAGES}
+        if wanted.shifts:
+            settings["shifts"] = shift_settings(self.own, wanted.draws)
+        if wanted.semi:
+            settings["semi"] = {"labels": self._write_lists().name}
+        if wanted.finetune:
+            settings["finetune"] = finetuning()
+        return settings
+
+    def _write_lists(self) -> Path:
+        """The images whose labels are known, as indices into the source's training images."""
+        data = self.data
+        lists = label_lists(data.train_labels).items()
+        path = results_path(self.run, data.name, self.wanted.teacher)
+        path = path.with_name(f"{path.stem}-labels.json")
+        chosen = {f"{percent}%": data.train_ids[images].tolist() for percent, images in lists}
+        write_json(path, {"source": data.name, "split": "train", **chosen})
+        return path
+
+    def _subject(self, encoder: nn.Module, side: int, name: str, bank: Bank | None = None) -> Subject:
+        def progress(what: str, done: int, total: int) -> None:
+            self.progress(f"{name}: {what}", done, total)
+
+        return Subject(self.run, encoder, self.data, side, progress, bank)
+
+    def _bank(self) -> Bank | None:
+        """The reference bank of the student; only draws cannot do without it."""
+        if self.wanted.teacher:
+            return None
+        try:
+            bank = Bank(self.run)
+            bank.means  # noqa: B018 (the run's source may be gone)
+        except BadInput as error:
+            if self.wanted.draws:
+                raise
+            self.say(f"no label-free scores: {error}")
+            return None
+        return bank
+
+
+def _weights(run: Run) -> str:
+    """A digest of all weights."""
+    networks = [run.learner.posterior, *([run.learner.teacher] if run.learner.teacher is not None else [])]
+    return digest(*(tensor for network in networks for tensor in network.tensors().values()))
+
+
+# ------------------------------------------------------------------------------------------------------------- baseline
+
+
+def _other_run(run: Run, folder: Path) -> Run:
+    if folder.resolve() == run.folder.resolve():
+        raise BadInput(f"--baseline {folder} is the run itself: give another run.")
+    return load(folder, run.encoder.means.device.type)
+
+
+def _beside(
+    other: Run, data: str, wanted: Wanted, results: Measures, images: Section, progress: Progress, say: Say
+) -> Measures:
+    """The differences to another run, whose evaluation is read, or made where there is none of its last step."""
+    path = results_path(other, data, wanted.teacher)
+    theirs = _read(path)
+    settings = theirs.get("settings", {})
+    made = settings.get("step") != other.step or settings.get("data") != data
+    if made:
+        say(f"{path} is not there, or of another step: it is made now, in the same way.")
+        theirs = _evaluate(other, data, wanted, None, progress, say)
+    results["settings"]["baseline"] = {"run": str(other.folder), "step": other.step, "made_now": made}
+    found = differences(strict(results), theirs, is_deterministic(other))
+    their_images = read_section(path.with_suffix(".safetensors"))
+    if their_images is not None and their_images.measures == images.measures:
+        found |= intervals(images.images, their_images.images, is_deterministic(other))
+    if lacking := [flag for flag in ("ood", "shifts", "semi", "finetune") if _lacks(flag, results, theirs)]:
+        say(f"{path} has no {' and no '.join(lacking)}: evaluate {other.folder} with the same flags to compare these.")
+    return found
+
+
+def _lacks(flag: str, own: Measures, theirs: Measures) -> bool:
+    return any(key.startswith(f"{flag}.") for key in own) and not any(key.startswith(f"{flag}.") for key in theirs)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return tree if isinstance(tree, dict) else {}

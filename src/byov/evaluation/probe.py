@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize  # type: ignore[import-untyped]
+from scipy.optimize import minimize
 from torch import Tensor
 
 from byov.errors import BadInput

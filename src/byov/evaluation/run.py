@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -14,6 +14,9 @@ from byov.evaluation.features import features_of
 from byov.posterior import Posterior
 from byov.training import checkpoints
 from byov.training.learners import SelfSupervised, Supervised, build_learner
+
+if TYPE_CHECKING:
+    from byov.evaluation.score import Scores
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,12 @@ class Run:
         """Features (N, width) of uint8 or [0, 1] images (N, C, H, W), at the means; other sides are resized first."""
         self.check(images)
         return features_of(self.encoder, images, size=self.image_shape[-1])
+
+    def score(self, images: Tensor, draws: int = 20) -> Scores:
+        """Uncertainty, percentile and embedding of images as `features` takes them. For many calls: a `Scorer`."""
+        from byov.evaluation.score import Scorer  # it opens runs itself
+
+        return Scorer(self, draws=draws).scores(images)
 
     def teacher_encoder(self) -> nn.Module:
         """The teacher's encoder."""

@@ -1,4 +1,4 @@
-"""Whether probabilities mean what they say: NLL, ECE with its reliability diagram, Brier with its decomposition.
+"""Whether probabilities mean what they say: NLL, ECE and its kin, the reliability diagram, Brier and its parts.
 
 Each is a pure function of probabilities (images, classes) and labels (images,); sums run in float64. Lower is better,
 but for `resolution`.
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from byov.metrics.checks import checked
+from byov.metrics.ranking import levels
 
 
 class Bin(NamedTuple):
@@ -47,13 +48,9 @@ def nll(probabilities: Tensor, labels: Tensor) -> float:
 
 def reliability_bins(probabilities: Tensor, labels: Tensor, bins: int = 15) -> list[Bin]:
     """Images in equal-width bins (low, high] of the top probability: how many, mean confidence, accuracy."""
-    if bins < 1:
-        raise ValueError(f"bins is {bins}, but at least one is needed.")
     p, y = checked(probabilities, labels)
     confidence, predicted = p.max(1)
-    # (low, high]: a certain image (confidence 1) belongs to the last bin, not to one of its own
-    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
-    where = torch.bucketize(confidence, edges[1:-1])
+    where = _equal_width(confidence, bins)
     count = torch.bincount(where, minlength=bins)
     share = count.clamp(min=1)
     confidences = torch.bincount(where, confidence, bins) / share
@@ -65,6 +62,28 @@ def ece(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
     """Expected calibration error of the top label: |confidence - accuracy| of the bins, weighted by their images."""
     table = reliability_bins(probabilities, labels, bins)
     return sum(row.images * abs(row.confidence - row.accuracy) for row in table) / sum(row.images for row in table)
+
+
+def adaptive_ece(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
+    """ECE of the top label in bins of as many images each (give or take one), by rank of the confidence.
+
+    Images of equal confidence may fall to both sides of an edge: each counts with the mean accuracy of all of them,
+    so that the order of the images does not matter.
+    """
+    _check_bins(bins)
+    p, y = checked(probabilities, labels)
+    confidence, predicted = p.max(1)
+    values, level, images = levels(confidence)
+    accuracies = torch.bincount(level, (predicted == y).double()) / images
+    where = torch.arange(len(p)) * bins // len(p)
+    return _gap(values.repeat_interleave(images), accuracies.repeat_interleave(images), where)
+
+
+def classwise_ece(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
+    """Mean over classes of the ECE of "is it this class?" (Kull et al. 2019), in equal-width bins."""
+    p, y = checked(probabilities, labels)
+    gaps = [_gap(q, (y == c).double(), _equal_width(q, bins)) for c, q in enumerate(p.T.contiguous())]
+    return sum(gaps) / len(gaps)
 
 
 def brier(probabilities: Tensor, labels: Tensor) -> float:
@@ -92,3 +111,21 @@ def brier_decomposition(probabilities: Tensor, labels: Tensor) -> BrierDecomposi
         within_group=float(2 * (off_p * off_y).sum(1).mean()),
         reliability_jensen=float(weight @ (mean_p - mean_y).square().sum(1)),
     )
+
+
+def _equal_width(confidence: Tensor, bins: int) -> Tensor:
+    """Which bin (low, high] each confidence belongs to."""
+    _check_bins(bins)
+    # (low, high]: a certain image (confidence 1) belongs to the last bin, not to one of its own
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
+    return torch.bucketize(confidence, edges[1:-1])
+
+
+def _check_bins(bins: int) -> None:
+    if bins < 1:
+        raise ValueError(f"bins is {bins}, but at least one is needed.")
+
+
+def _gap(confidence: Tensor, outcome: Tensor, where: Tensor) -> float:
+    """|mean confidence - mean outcome| of the bins, weighted by their images."""
+    return float(torch.bincount(where, confidence - outcome).abs().sum() / len(where))

@@ -1,4 +1,7 @@
-"""What every metric asks of its inputs, said in one sentence where it is not so."""
+"""What every metric asks of its inputs, said in one sentence where it is not so.
+
+What passes is on the CPU, and as float64: sums over many images lose digits in float32.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,75 @@ from torch import Tensor
 
 
 def checked(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The inputs on the CPU, the probabilities as float64 (sums over many images lose digits in float32)."""
-    if probabilities.ndim != 2 or not probabilities.is_floating_point():
-        raise ValueError(
-            f"probabilities must be a float tensor of shape (images, classes), "
-            f"not {probabilities.dtype} of shape {tuple(probabilities.shape)}."
-        )
+    """Probabilities (images, classes) and labels (images,) that go with each other."""
+    p = checked_probabilities(probabilities)
+    return p, checked_labels(labels, p)
+
+
+def checked_probabilities(probabilities: Tensor) -> Tensor:
+    """Probabilities (images, classes)."""
+    p = _checked_rows(probabilities, "probabilities")
+    # `not all(...)`, so that a NaN is caught too
+    if not bool((p >= 0).all()) or not bool(((p.sum(1) - 1).abs() <= 1e-3).all()):
+        raise ValueError("every row of probabilities must be non-negative and sum to 1; apply softmax to logits first.")
+    return p
+
+
+def checked_logits(logits: Tensor) -> Tensor:
+    """Logits (images, classes); -inf stands for a class that cannot be, as the probe has it."""
+    z = _checked_rows(logits, "logits")
+    if not bool((z < torch.inf).all()) or not bool((z > -torch.inf).any(1).all()):
+        raise ValueError("logits must be finite, but for -inf where a class cannot be; some are not.")
+    return z
+
+
+def checked_labels(labels: Tensor, rows: Tensor) -> Tensor:
+    """Labels (images,) that go with rows (images, classes)."""
     if labels.ndim != 1 or labels.dtype != torch.int64:
         raise ValueError(
             f"labels must be an int64 tensor of shape (images,), not {labels.dtype} of {tuple(labels.shape)}."
         )
-    if len(labels) != len(probabilities) or len(labels) == 0:
-        raise ValueError(f"{len(probabilities)} rows of probabilities do not go with {len(labels)} labels.")
-    p, y = probabilities.detach().to("cpu", torch.float64), labels.detach().cpu()
-    classes = p.shape[1]
-    # `not all(...)`, so that a NaN is caught too
-    if not bool((p >= 0).all()) or not bool(((p.sum(1) - 1).abs() <= 1e-3).all()):
-        raise ValueError("every row of probabilities must be non-negative and sum to 1; apply softmax to logits first.")
+    images, classes = rows.shape
+    if len(labels) != images or images == 0:
+        raise ValueError(f"{images} rows of {classes} classes do not go with {len(labels)} labels.")
+    y = labels.detach().cpu()
     if int(y.min()) < 0 or int(y.max()) >= classes:
         raise ValueError(
             f"labels run from {int(y.min())} to {int(y.max())}, but there are only classes 0 to {classes - 1}."
         )
-    return p, y
+    return y
+
+
+def checked_scores(scores: Tensor, flags: Tensor) -> tuple[Tensor, Tensor]:
+    """One score and one flag (an error, say) for each image. A score may be infinite: only its rank counts."""
+    if scores.ndim != 1 or not scores.is_floating_point() or bool(scores.isnan().any()):
+        raise ValueError(
+            f"scores must be a float tensor of shape (images,) without NaN, "
+            f"not {scores.dtype} of shape {tuple(scores.shape)}{' with NaN' if bool(scores.isnan().any()) else ''}."
+        )
+    if flags.dtype != torch.bool or flags.shape != scores.shape or len(scores) == 0:
+        raise ValueError(
+            f"{len(scores)} scores need as many flags, at least one, of dtype bool: "
+            f"not {flags.dtype} of shape {tuple(flags.shape)}."
+        )
+    return scores.detach().to("cpu", torch.float64), flags.detach().cpu()
+
+
+def check_features(features: Tensor, name: str) -> None:
+    """Features (images, width) that distances can be taken of; they stay where and as they are."""
+    if features.ndim != 2 or not features.is_floating_point() or len(features) == 0:
+        raise ValueError(
+            f"{name} must be a float tensor of shape (images, width) with at least one image, "
+            f"not {features.dtype} of shape {tuple(features.shape)}."
+        )
+    if not bool(features.isfinite().all()):
+        raise ValueError(f"{name}: some features are not finite, so nothing is near to them.")
+
+
+def _checked_rows(values: Tensor, name: str) -> Tensor:
+    if values.ndim != 2 or not values.is_floating_point():
+        raise ValueError(
+            f"{name} must be a float tensor of shape (images, classes), "
+            f"not {values.dtype} of shape {tuple(values.shape)}."
+        )
+    return values.detach().to("cpu", torch.float64)

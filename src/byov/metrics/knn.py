@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
-BLOCK = 1 << 24  # similarities at a time: 64 MiB, however many images there are
+from byov.metrics.checks import check_features
+from byov.metrics.neighbours import nearest
 
 
 def knn_accuracy(
@@ -22,19 +22,12 @@ def knn_accuracy(
     Wu et al. 2018 (instance discrimination), as in DINO; k = 20 is DINO's best. With temperature = inf all weigh alike.
     """
     _check(train_features, train_labels, test_features, test_labels, k, temperature)
-    k = min(k, len(train_features))
-    bank = normalize(train_features.detach().float(), dim=1)
-    queries = normalize(test_features.detach().float(), dim=1)
-    train_labels, test_labels = train_labels.to(bank.device), test_labels.to(bank.device)
+    cosine, neighbours = nearest(test_features, train_features, min(k, len(train_features)))
+    weight = ((cosine - cosine[:, :1]) / temperature).exp()  # relative to the nearest: cannot overflow
+    train_labels, test_labels = train_labels.to(weight.device), test_labels.to(weight.device)
     classes = int(torch.maximum(train_labels.max(), test_labels.max())) + 1
-    hits = 0
-    rows = max(1, BLOCK // len(bank))
-    for block, truth in zip(torch.split(queries, rows), torch.split(test_labels, rows), strict=True):
-        cosine, nearest = (block @ bank.T).topk(k, dim=1)
-        weight = ((cosine - cosine[:, :1]) / temperature).exp()  # relative to the nearest: cannot overflow
-        votes = weight.new_zeros(len(block), classes).scatter_add_(1, train_labels[nearest], weight)
-        hits += int((votes.argmax(1) == truth).sum())
-    return hits / len(queries)
+    votes = weight.new_zeros(len(weight), classes).scatter_add_(1, train_labels[neighbours], weight)
+    return int((votes.argmax(1) == test_labels).sum()) / len(votes)
 
 
 def _check(
@@ -48,8 +41,7 @@ def _check(
             )
         if labels.dtype != torch.int64 or int(labels.min()) < 0:
             raise ValueError(f"{name}: labels must be int64 and not negative.")
-        if not bool(features.isfinite().all()):
-            raise ValueError(f"{name}: some features are not finite, so nothing is near to them.")
+        check_features(features, name)
     if train_features.shape[1] != test_features.shape[1]:
         raise ValueError(
             f"features have {train_features.shape[1]} and {test_features.shape[1]} columns; they must agree."

@@ -5,7 +5,7 @@ Both have the same face: `posterior`, `teacher` (or None), `prior` (None where n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 import torch
@@ -47,6 +47,8 @@ class Learner(Protocol):
     @property
     def prior(self) -> Prior | None: ...
 
+    masks: Mapping[str, Tensor]  # of pruned parameters, by name (training/masks.py)
+
     def loss(self, batch: Batch, key: tuple[int, ...]) -> Loss:
         """The loss without the KL, at the draw that `key` names."""
         ...
@@ -63,6 +65,7 @@ class SelfSupervised:
         self.teacher = Teacher(student, where, moments=prior == "teacher_moments")
         self.posterior = Posterior(student, where, config.posterior.init_log_variance)
         self.prior = build_prior(config, self.posterior, self.teacher)
+        self.masks: Mapping[str, Tensor] = {}
 
     def loss(self, batch: Batch, key: tuple[int, ...]) -> Loss:
         seed = fold(VIEWS, self.config.seed)
@@ -93,6 +96,7 @@ class Supervised:
         self.image_size = image_size
         self.posterior = Posterior(classifier, config.posterior.where, config.posterior.init_log_variance)
         self.prior = build_prior(config, self.posterior, None)
+        self.masks: Mapping[str, Tensor] = {}
 
     def loss(self, batch: Batch, key: tuple[int, ...]) -> Loss:
         assert batch.labels is not None

@@ -24,10 +24,12 @@ from byov.data.resample import resized
 from byov.errors import BadInput, TrainingFailed
 from byov.files import write_json
 from byov.metrics.knn import knn_accuracy
-from byov.randomness import fold, permutation
+from byov.randomness import permutation
 from byov.training import checkpoints
+from byov.training.division import divide
 from byov.training.journal import Journal
 from byov.training.learners import ORDER, Batch, SelfSupervised, Supervised
+from byov.training.masks import hold_pruned
 from byov.training.monitors import (
     FirstBadOutput,
     collapse_warning,
@@ -80,7 +82,8 @@ class Trainer:
     data: ImageSet
     processes: Processes = field(default_factory=Processes)
     autocast: Callable[[], Any] | None = None
-    fingerprint: str | None = None  # of the training images
+    fingerprint: str | None = None  # of the source's images
+    trained: Tensor | None = None  # which of the images are trained on, all if None: `data` may be too large to copy
     say: Callable[[str], None] = print
     on_step: Callable[[int, dict[str, Any]], None] = lambda step, row: None
     step: int = 0
@@ -90,6 +93,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self.optimizer = build_optimizer(self.learner.posterior, self.config.optim, self.processes)
         self.device = self.learner.posterior.means.device
+        self.labels = labels_of(self.data, self.trained)
         self.seconds = 0.0  # of training so far, over all resumptions
         self._saved_at = time.monotonic()
         self._kept_order: tuple[int, Tensor] | None = None  # epoch and order
@@ -98,8 +102,13 @@ class Trainer:
     # ------------------------------------------------------------------------------------------------------- position
 
     @property
+    def images(self) -> int:
+        """Number of images trained on."""
+        return len(self.data if self.trained is None else self.trained)
+
+    @property
     def steps_per_epoch(self) -> int:
-        return len(self.data) // self.config.optim.batch_size  # an incomplete last batch is left out
+        return self.images // self.config.optim.batch_size  # an incomplete last batch is left out
 
     @property
     def total(self) -> int:
@@ -116,12 +125,15 @@ class Trainer:
     def _order(self, epoch: int) -> Tensor:
         """The order of the images in an epoch, kept while the epoch lasts."""
         if self._kept_order is None or self._kept_order[0] != epoch:
-            self._kept_order = epoch, permutation(len(self.data), ORDER, self.config.seed, epoch)
+            self._kept_order = epoch, permutation(self.images, ORDER, self.config.seed, epoch)
         return self._kept_order[1]
 
     def _batch(self, ids: Tensor, epoch: int) -> Batch:
-        labels = None if self.data.labels is None else self.data.labels[ids].to(self.device)
-        return Batch(self.data.images[ids].to(self.device), ids.to(self.device), labels, epoch)
+        labels = None if self.labels is None else self.labels[ids].to(self.device)
+        return Batch(self._pixels(ids), ids.to(self.device), labels, epoch)
+
+    def _pixels(self, ids: Tensor) -> Tensor:
+        return self.data.images[ids if self.trained is None else self.trained[ids]].to(self.device)
 
     # ------------------------------------------------------------------------------------------------------- training
 
@@ -204,18 +216,18 @@ class Trainer:
     def _knn(self) -> float | None:
         """Accuracy of a kNN on features at the means: a fixed part of the training images asks the rest."""
         epoch, every = self.step // self.steps_per_epoch, self.config.monitor.knn_every
-        if self.data.labels is None or not every or (epoch % every and self.step < self.total):
+        if self.labels is None or not every or (epoch % every and self.step < self.total):
             return None
-        chosen = permutation(len(self.data), ORDER)[: KNN_BANK + KNN_QUERIES]
+        chosen = permutation(self.images, ORDER)[: KNN_BANK + KNN_QUERIES]
         queries = min(KNN_QUERIES, len(chosen) // 3)
         if queries == 0:
             return None
         encoder = self.learner.posterior.module.get_submodule("encoder").eval()
         with torch.no_grad():
-            whole = (self.data.images[i].to(self.device) for i in torch.split(chosen, 500))
+            whole = (self._pixels(ids) for ids in torch.split(chosen, 500))
             parts = [encoder(resized(images, self.learner.image_size)).float().cpu() for images in whole]
         encoder.train()
-        features, labels = torch.cat(parts), self.data.labels[chosen].cpu()
+        features, labels = torch.cat(parts), self.labels[chosen].cpu()
         return knn_accuracy(features[queries:], labels[queries:], features[:queries], labels[:queries])
 
     def _diagnose(self, batches: list[Batch]) -> str:
@@ -251,6 +263,7 @@ class Trainer:
             state |= {f"teacher.{k}": v for k, v in learner.teacher.tensors().items()}
         if self.config.posterior.prior == "pretrained" and learner.prior is not None:
             state["prior.mean"] = learner.prior.mean  # type: ignore[attr-defined]
+        state |= {f"mask.{k}": v for k, v in learner.masks.items()}
         return state | {f"optimizer.{k}": v for k, v in checkpoints.optimizer_tensors(self.optimizer).items()}
 
     def save(self) -> None:
@@ -263,7 +276,7 @@ class Trainer:
                 "total": self.total,
                 "seconds": self.seconds,
                 "image_shape": [self.data.images.shape[1], self.learner.image_size, self.learner.image_size],
-                "classes": classes_of(self.data),
+                "classes": classes_of(self.data, self.trained),
                 "fingerprint": self.fingerprint,
                 "config": to_dict(self.config),
             }
@@ -283,11 +296,13 @@ class Trainer:
             self.learner.teacher.load_tensors(checkpoints.part(tensors, "teacher."), str(path))
         if "prior.mean" in tensors:
             self.learner.prior.mean.copy_(tensors["prior.mean"])  # type: ignore[union-attr]
+        hold_pruned(self.learner, checkpoints.part(tensors, "mask."))
         checkpoints.load_optimizer_tensors(self.optimizer, checkpoints.part(tensors, "optimizer."))
         self.step, self.seconds = state["step"], state["seconds"]
 
     def _summarise(self) -> dict[str, Any]:
         sigma = self.learner.posterior.sigma
+        sigma = sigma[sigma > 0]  # a pruned weight has none
         summary = {
             "steps": self.step,
             "epochs": self.config.optim.epochs,
@@ -302,11 +317,17 @@ class Trainer:
         return summary
 
 
-def classes_of(data: ImageSet) -> int | None:
-    """Number of classes, where there are labels."""
-    return None if data.labels is None else int(data.labels.max()) + 1
+def labels_of(data: ImageSet, trained: Tensor | None) -> Tensor | None:
+    """The labels of the images trained on."""
+    return data.labels if data.labels is None or trained is None else data.labels[trained]
+
+
+def classes_of(data: ImageSet, trained: Tensor | None = None) -> int | None:
+    """Number of classes among the images trained on, where there are labels."""
+    labels = labels_of(data, trained)
+    return None if labels is None else int(labels.max()) + 1
 
 
 def subset(data: ImageSet, count: int) -> ImageSet:
     """A fixed random subset: the same for every seed."""
-    return data if count >= len(data) else data.subset(permutation(len(data), fold(ORDER, 10))[:count].sort().values)
+    return data if count >= len(data) else data.subset(divide(len(data), count, 0).trained)

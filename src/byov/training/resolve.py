@@ -12,6 +12,7 @@ import torch
 from byov.backbones import complete_model
 from byov.config import BAYESIAN, SUPERVISED, Config, Optim, View
 from byov.errors import BadInput
+from byov.training.division import set_aside
 
 T = TypeVar("T")
 
@@ -39,13 +40,20 @@ def resolve(
         raise BadInput(f"{config.data} has {images} training image{'s' * (images != 1)}: at least 2 are needed.")
     if config.images is not None and not 2 <= config.images <= images:
         raise BadInput(f"images={config.images} is not between 2 and the {images} that {config.data} has.")
-    used = config.images or images
+    calibration = _first(config.calibration, set_aside(images))
+    if not 0 <= calibration <= images - 2:
+        raise BadInput(
+            f"calibration={calibration} is not between 0 and {images - 2}: {config.data} has {images} images, "
+            "and at least 2 must be left to train on."
+        )
+    used = min(config.images or images, images - calibration)
     side = config.image_size or height
     device = resolve_device(config.device)
     resolved = replace(
         config,
         image_size=side,
         images=used,
+        calibration=calibration,
         device=device,
         threads=config.threads if config.threads is not None else max(1, cores() // local),
         model=complete_model(config.model, side),

@@ -23,9 +23,10 @@ from byov.errors import BadInput
 from byov.files import write_text
 from byov.training import checkpoints
 from byov.training.batchnorm import share_batch_norms
+from byov.training.division import Division, divide, write_reference
 from byov.training.initial import initialiser
 from byov.training.learners import build_learner
-from byov.training.loop import Trainer, classes_of, subset
+from byov.training.loop import Trainer, classes_of
 from byov.training.networks import Classifier, Student
 from byov.training.processes import Processes, started
 from byov.training.resolve import cores, resolve, resolve_device
@@ -59,6 +60,7 @@ def prepare(
     with processes.one_voice():
         if goes_on:
             _check_same_images(data, config, out)
+            config = _with_calibration_of(config, out)
             if config.threads is not None:  # it was set for the processes of that time
                 config = replace(config, threads=min(config.threads, max(1, cores() // local)))
         config = _resolved(config, source, data, processes, local)
@@ -66,11 +68,13 @@ def prepare(
             config = _continued(config, out, extend)
         put_weights = initialiser(None if goes_on else config.init)
     assert config.threads is not None and config.images is not None and config.image_size is not None
+    assert config.calibration is not None
     torch.set_num_threads(config.threads)
     fabric = fabric or _launch(config, local, nodes)
     fingerprint = data.fingerprint()
-    data = subset(data, config.images)
-    statistics = pixel_statistics(data.images)
+    division = divide(len(data), config.images, config.calibration)
+    trained = division.trained if len(division.trained) < len(data) else None
+    statistics = pixel_statistics(data.images, trained)
 
     def initialise(network: Student | Classifier) -> None:
         network.encoder.set_pixel_statistics(*statistics)
@@ -80,13 +84,14 @@ def prepare(
 
     shape = (data.images.shape[1], config.image_size, config.image_size)  # what the network sees; views are made in it
     with processes.one_voice():
-        learner = build_learner(config, shape, classes_of(data), fabric.device, initialise)
+        learner = build_learner(config, shape, classes_of(data, trained), fabric.device, initialise)
         mixed = config.precision == "bf16-mixed"
-        trainer = Trainer(config, out, learner, data, processes, fabric.autocast if mixed else None, fingerprint)
+        autocast = fabric.autocast if mixed else None
+        trainer = Trainer(config, out, learner, data, processes, autocast, fingerprint, trained)
         if goes_on:
             _go_on(trainer)
         elif processes.main:
-            _begin(trainer)
+            _begin(trainer, division)
     return trainer
 
 
@@ -131,12 +136,20 @@ def _check_free(out: Path) -> None:
         raise BadInput(f"{out} exists already: choose another --out, or go on with --resume.")
 
 
-def _begin(trainer: Trainer) -> None:
+def _with_calibration_of(config: Config, out: Path) -> Config:
+    """A run of 0.1 set no images aside, and goes on so."""
+    path = out / "config.yaml"
+    before = config.calibration is None and path.is_file() and read_config(path).calibration is None
+    return replace(config, calibration=0) if before else config
+
+
+def _begin(trainer: Trainer, division: Division) -> None:
     """Writes the folder of a new run beside its place, then moves it there: a run is there whole or not at all."""
     out = trainer.folder
     trainer.folder = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         write_text(trainer.folder / "config.yaml", to_yaml(trainer.config))
+        write_reference(trainer.folder, trainer.config, len(trainer.data), trainer.fingerprint, division)
         trainer.save()  # a run can be resumed from its first moment on
         trainer.folder.rename(out)
     finally:
@@ -154,14 +167,15 @@ def _go_on(trainer: Trainer) -> None:
         write_text(trainer.folder / "config.yaml", to_yaml(trainer.config))  # --extend lengthens it
 
 
-def pixel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
+def pixel_statistics(images: Tensor, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each channel in [0, 1], from the counts of the 256 values: no float copy.
 
-    Of very many images, every k-th: they may lie on a disk.
+    Of all images or the chosen; of very many, every k-th: they may lie on a disk.
     """
+    chosen = torch.arange(len(images)) if chosen is None else chosen
     means, stds = [], []
     values = torch.arange(256, dtype=torch.float64) / 255
-    parts = torch.split(images[:: -(-len(images) // STATISTICS_IMAGES)], 1000)
+    parts = (images[some] for some in torch.split(chosen[:: -(-len(chosen) // STATISTICS_IMAGES)], 1000))
     all_counts = torch.zeros(images.shape[1], 256, dtype=torch.float64)
     for part in parts:
         for channel, counts in zip(part.unbind(1), all_counts, strict=True):
@@ -235,8 +249,8 @@ def describe(trainer: Trainer, origin: str) -> str:
     given = {key: getattr(model, key) for key in ("width", "depth", "patch", "stem", "norm")}
     shape = "".join(f"{key} {value}, " for key, value in given.items() if value is not None)
     lines = [
-        f"{config.method} on {config.data}: {config.images:,} images, {optim.epochs} epochs of "
-        f"{trainer.steps_per_epoch} steps, recipe {origin}",
+        f"{config.method} on {config.data}: {config.images:,} images ({config.calibration:,} more set aside), "
+        f"{optim.epochs} epochs of {trainer.steps_per_epoch} steps, recipe {origin}",
         f"{model.backbone}: {shape}{weights:,} weights, {posterior.means.numel():,} of them random; "
         f"batch {optim.batch_size}, {optim.optimizer}, lr {optim.lr:g}",
         f"writing to {trainer.folder} (config.yaml holds every setting)",

@@ -1,0 +1,233 @@
+"""The posterior predictive, beside the plain forward of the same network and a loop over other libraries' models.
+
+One number for all: images times draws a second. The deterministic network passes the same images as often as there are
+draws. bayesian-torch and torch-uncertainty draw weights within each forward, so anew for every batch; byov once for all
+images. byov's time holds all that it does: the draw, the alignment on the bank, the probe, the streaming moments.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from conductor import THREADS, Turn, Variant, fastest, interleave, ratios, steps_of, summary
+from models import CLASSES, SIDE, STUDENT, images
+from peers import _replaced
+
+DETERMINISTIC = "deterministic forward"
+CACHED, INCLUDED = "byov, bank cached", "byov, bank made too"
+PEERS = ("bayesian-torch", "torch-uncertainty")
+OTHERS = {DETERMINISTIC: "deterministic", PEERS[0]: "bayesian_torch", PEERS[1]: "torch_uncertainty"}  # their factories
+COUNTS = (1000, 4000)  # images
+DRAWS = 4
+BANK = 1000  # images of the reference bank, byov's default
+BATCHES = (128, 256, 512)  # of which each but byov, which has its own, plays its best
+FEW, MANY, MEMORY_IMAGES = 5, 200, 500  # draws between which memory must not grow; images, and as many in the bank
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    counts, batches, rounds = (COUNTS[:1], BATCHES[:1], 2) if quick else (COUNTS, BATCHES, 5)
+    with _prepared(BANK) as run:
+        others = {name: _best_batch(run, factory, batches) for name, factory in OTHERS.items()}
+        speed = {str(count): _measure(run, count, others, rounds) for count in counts}
+    with _prepared(MEMORY_IMAGES) as run:
+        repeats, many = (1, 40) if quick else (2, MANY)
+        peaks = {draws: min(_fresh(run, draws) for _ in range(repeats)) for draws in (FEW, many)}  # noise only adds
+    memory = {"draws": list(peaks), "peak_mib": list(peaks.values()), "ratio": peaks[many] / peaks[FEW]}
+    return {"speed": speed, "memory": memory}
+
+
+def _best_batch(run: Path, factory: str, batches: tuple[int, ...]) -> int:
+    where = {"run": str(run), "count": COUNTS[0]}
+    tried = [Variant(str(batch), "predictive", factory, where | {"batch": batch}) for batch in batches]
+    return int(fastest(tried).name)
+
+
+def _measure(run: Path, count: int, others: dict[str, int], rounds: int) -> dict[str, Any]:
+    where = {"run": str(run), "count": count}
+    variants = [
+        Variant(CACHED, "predictive", "cached", where),
+        Variant(INCLUDED, "predictive", "included", where),
+        *(Variant(n, "predictive", OTHERS[n], where | {"batch": batch}) for n, batch in others.items()),
+    ]
+    times = interleave(variants, rounds)
+    return {
+        "images": count,
+        "draws": DRAWS,
+        "bank": BANK,
+        "rounds": rounds,
+        "batch": others,
+        "images_per_second": {name: count * DRAWS / summary(t).median for name, t in times.items()},
+        "rate": {name: ratios(times, DETERMINISTIC, name) for name in (CACHED, INCLUDED)},
+        "speedup": {name: ratios(times, name, CACHED) for name in PEERS},
+    }
+
+
+@contextmanager
+def _prepared(bank: int) -> Iterator[Path]:
+    """A run whose bank holds so many images."""
+    from byov.config import Config, Monitor, Optim
+    from byov.training.run import prepare
+
+    with tempfile.TemporaryDirectory() as folder:
+        known = Path(folder) / "known.npz"
+        np.savez(known, images=images(bank).permute(0, 2, 3, 1).numpy())
+        optim, monitor = Optim(epochs=1, batch_size=bank // 2), Monitor(tensorboard=False)
+        config = Config(
+            data=f"npz:{known}",
+            calibration=0,
+            model=STUDENT,
+            optim=optim,
+            monitor=monitor,
+            device="cpu",
+            threads=THREADS,
+        )
+        run = Path(folder) / "run"
+        prepare(config, run, say=lambda text: None).run()
+        yield run
+
+
+# ---------------------------------------------------------------------------------------------------------------- byov
+
+
+def cached(run: str, count: int) -> Turn:
+    """A bank that has met these draws before: its features are read."""
+    from byov.evaluation.predictive import predict_classes
+    from byov.evaluation.reference import Bank
+
+    opened, probe, tested = _opened(run, count)
+    bank = Bank(opened)
+    return steps_of(lambda k: predict_classes(bank, probe, tested, DRAWS))
+
+
+def included(run: str, count: int) -> Turn:
+    """A bank that has met nothing yet, from opening its images to writing its features, in a copy of the run."""
+    import byov
+    from byov.evaluation.predictive import predict_classes
+    from byov.evaluation.reference import Bank
+
+    own = f"{run}-{count}"
+    shutil.copytree(run, own)
+    _, probe, tested = _opened(run, count)
+    opened = byov.load(own)
+
+    def step(_: int) -> None:
+        for features in (Path(own) / "reference").glob("*/"):
+            shutil.rmtree(features)
+        predict_classes(Bank(opened), probe, tested, DRAWS)
+
+    return steps_of(step)
+
+
+def _opened(run: str, count: int) -> tuple[Any, Any, Tensor]:
+    """The run, a probe (any will do) and the images."""
+    import byov
+    from byov.evaluation.probe import Probe
+
+    opened, width = byov.load(run), STUDENT.width or 0
+    g = torch.Generator().manual_seed(0)
+    weights = torch.randn(CLASSES, width, generator=g, dtype=torch.float64)
+    nothing, one = torch.zeros(CLASSES, dtype=torch.float64), torch.ones(width, dtype=torch.float64)
+    return opened, Probe(weights, nothing, 0 * one, one, 0.0, 0.0, True), images(count, SIDE)
+
+
+# --------------------------------------------------------------------------------------------------------------- others
+
+
+def _network(run: str) -> nn.Module:
+    """The run's encoder as it would be without byov, and a linear layer."""
+    import byov
+
+    return nn.Sequential(byov.load(run).encoder.unwrapped(), nn.Linear(STUDENT.width or 0, CLASSES)).eval()
+
+
+def deterministic(run: str, count: int, batch: int) -> Turn:
+    """Nothing but the forward."""
+    network = _network(run)
+    return _passes(count, batch, network, lambda outputs: None)
+
+
+def bayesian_torch(run: str, count: int, batch: int) -> Turn:
+    from bayesian_torch.models.dnn_to_bnn import dnn_to_bnn
+
+    network = _network(run)
+    settings = {"prior_mu": 0.0, "prior_sigma": 1.0, "posterior_mu_init": 0.0, "posterior_rho_init": -5.0}
+    dnn_to_bnn(network, settings | {"type": "Reparameterization", "moped_enable": False})
+    return _passes(count, batch, network.eval(), _moments(count))
+
+
+def torch_uncertainty(run: str, count: int, batch: int) -> Turn:
+    from byov._torchvision import import_torchvision
+
+    import_torchvision()  # it imports torchvision, in the way that fails beside a CPU build of torch
+    from torch_uncertainty.layers import BayesConv2d, BayesLinear
+
+    torch.distributions.Distribution.set_default_validate_args(False)
+    network = _replaced(
+        _network(run),
+        lambda m: BayesLinear(m.in_features, m.out_features),
+        lambda m: BayesConv2d(m.in_channels, m.out_channels, m.kernel_size, stride=m.stride),
+    )
+    return _passes(count, batch, network.eval(), _moments(count))
+
+
+def _passes(count: int, batch: int, network: nn.Module, take: Callable[[Tensor], object]) -> Turn:
+    """All images through the network once a draw; take(outputs) is told of each draw."""
+    tested = images(count, SIDE)
+
+    @torch.no_grad()
+    def step(_: int) -> None:
+        for _draw in range(DRAWS):
+            take(torch.cat([network(part) for part in torch.split(tested, batch)]))
+
+    return steps_of(step)
+
+
+def _moments(count: int) -> Callable[[Tensor], None]:
+    """Mean and variance over draws of the probabilities: what one writes around such a model."""
+    total, squares = torch.zeros(count, CLASSES), torch.zeros(count, CLASSES)
+
+    def take(logits: Tensor) -> None:
+        probabilities = logits.softmax(1)
+        total.add_(probabilities)
+        squares.addcmul_(probabilities, probabilities)
+
+    return take
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+
+
+def _fresh(run: Path, draws: int) -> float:
+    """MiB at the peak of a process that makes so many draws, its bank's features not there yet."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_predict, args=(there, run, draws))
+    process.start()
+    there.close()
+    peak: float = here.recv()
+    process.join()
+    return peak
+
+
+def _predict(pipe: Connection, run: Path, draws: int) -> None:
+    from byov.evaluation.predictive import predict_classes
+    from byov.evaluation.reference import Bank
+    from byov.training.monitors import peak_memory_mib
+
+    torch.set_num_threads(THREADS)
+    opened, probe, tested = _opened(str(run), MEMORY_IMAGES)
+    for features in (run / "reference").glob("*/"):
+        shutil.rmtree(features)
+    predict_classes(Bank(opened), probe, tested, draws)
+    pipe.send(peak_memory_mib(torch.device("cpu")))

@@ -1,0 +1,152 @@
+"""Images to be gone through once, a chunk at a time: those of a folder are decoded as they are reached, and not kept.
+
+    stream = open_stream("photos", image_size=64)
+    for start in range(0, len(stream), 2048):
+        chunk = stream.chunk(start, start + 2048)      # .positions, .images, .skipped
+
+The pixels are those that training and evaluation see: decoded at the side at which a folder is kept, then resized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from byov.data.decode import Pixels, Unusable, decode, pillow_left_to_us
+from byov.data.decoded import Say, say_on_stderr, shown
+from byov.data.fetch import Progress
+from byov.data.folder import split_roots, storage_side
+from byov.data.images import ImageSet
+from byov.data.listing import SUFFIXES, list_images
+from byov.data.resample import resized
+from byov.data.sources import Source, open_source
+from byov.errors import BadInput
+from byov.parallel import in_order
+
+AT_ONCE = 32  # files that a thread decodes before it hands them over
+
+
+class Chunk(NamedTuple):
+    """Some images in a row, without those that cannot be used."""
+
+    positions: list[int]
+    """Of the images, in the stream."""
+    images: Tensor
+    """uint8 (N, C, side, side)."""
+    skipped: list[tuple[int, str]]
+    """Position and reason."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Images with a name each; `digest` changes with them."""
+
+    name: str
+    names: Sequence[str]
+    digest: str
+    channels: int
+    side: int
+    unread: Sequence[tuple[str, str]] = ()
+    """Files that look like images but are in a format that is not read, or could not be looked at: name and reason."""
+    root: Path | None = None
+    """The folder below which the names are paths; None for images in memory."""
+    paths: Sequence[str] = ()
+    memory: ImageSet | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def chunk(self, start: int, stop: int) -> Chunk:
+        """The images from `start` up to `stop`, over torch's number of threads."""
+        stop = min(stop, len(self))
+        if self.memory is not None:
+            return Chunk(list(range(start, stop)), resized(self.memory.images[start:stop], self.side), [])
+        results = [result for part in self._decoded(start, stop) for result in part]
+        numbered = list(enumerate(results, start))
+        skipped = [(position, str(result)) for position, result in numbered if isinstance(result, Unusable)]
+        tensors = [result for result in results if isinstance(result, Tensor)]
+        images = torch.stack(tensors) if tensors else torch.empty((0, 3, self.side, self.side), dtype=torch.uint8)
+        return Chunk([position for position, result in numbered if isinstance(result, Tensor)], images, skipped)
+
+    def _decoded(self, start: int, stop: int) -> Iterator[list[Tensor | Unusable]]:
+        assert self.root is not None
+        parts = [self.paths[at : min(at + AT_ONCE, stop)] for at in range(start, stop, AT_ONCE)]
+        with pillow_left_to_us():
+            yield from in_order(partial(_decode_some, self.root, self.side), parts)
+
+    def picture(self, position: int, side: int) -> Pixels | None:
+        """One image to look at, uint8 (C, H, W): of a file with this side; None if it has gone since."""
+        if self.memory is not None:
+            return self.memory.images[position].numpy()
+        assert self.root is not None
+        try:
+            with pillow_left_to_us():
+                return decode(self.root / self.paths[position], side)
+        except Unusable:
+            return None
+
+
+def open_stream(
+    spec: str,
+    image_size: int,
+    progress: Progress = lambda what, done, total: None,
+    say: Say = say_on_stderr,
+) -> Stream:
+    """The images of a folder, given by its path (all below it), or of a source (its test images, where it has some)."""
+    if ":" not in spec and Path(spec).expanduser().is_dir():
+        return _folder(spec, Path(spec).expanduser().absolute(), image_size, progress)
+    source = open_source(spec, image_size)
+    root = _root(source)
+    if root is not None:
+        return _folder(spec, root, image_size, progress)
+    images = source.load(source.default, progress, say)
+    if not len(images):
+        raise BadInput(f"there are no images in {spec}; give a source that has some.")
+    name = f"{source.name.removesuffix(f'@{source.default}')}@{source.default}"
+    names = [f"{name}#{index}" for index in range(len(images))]
+    return Stream(spec, names, images.fingerprint(), images.images.shape[1], image_size, memory=images)
+
+
+def _root(source: Source) -> Path | None:
+    """Where the files of a source lie that is a folder."""
+    kind, _, path = source.name.partition(":")
+    if kind != "folder":
+        return None
+    whole = Path(path).expanduser()
+    folder = whole if whole.exists() else Path(path.rpartition("@")[0]).expanduser()
+    return split_roots(folder.absolute())[source.default]
+
+
+def _folder(spec: str, root: Path, image_size: int, progress: Progress) -> Stream:
+    try:
+        listing = list_images(root, lambda found: progress(f"listing {root}", found, 0))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise BadInput(f"cannot look into the folder {root}: {reason}; mend that, or give another folder.") from error
+    if not listing.files:
+        kinds = ", ".join(sorted(SUFFIXES))
+        raise BadInput(f"there are no images in {root}; give a folder with files that end in one of {kinds}.")
+    paths = [file.path for file in listing.files]
+    unread = [(shown(path), reason) for path, reason in listing.unread]
+    return Stream(spec, list(map(shown, paths)), listing.digest(), 3, image_size, unread, root, paths)
+
+
+def _decode_some(root: Path, side: int, paths: Sequence[str]) -> list[Tensor | Unusable]:
+    results: list[Tensor | Unusable] = []
+    for path in paths:
+        try:
+            results.append(torch.from_numpy(decode(root / path, storage_side(side))))
+        except Unusable as reason:
+            results.append(reason)
+    whole = [i for i, result in enumerate(results) if isinstance(result, Tensor)]
+    if whole:
+        small = resized(torch.stack([results[i] for i in whole]), side)  # type: ignore[misc]
+        for i, image in zip(whole, small, strict=True):
+            results[i] = image
+    return results

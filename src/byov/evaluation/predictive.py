@@ -1,0 +1,309 @@
+"""The posterior predictive: what the outputs for each image do over weight draws, in memory that is flat in the draws.
+
+Each draw passes all images, so that a draw is one function; it is keyed by the run's seed and its number alone, so
+that a long stream may come chunk by chunk, in one call each. Draws are looked at as they come and aligned on the
+reference bank, both from the same forward. Work that was stopped goes on after its last saved draw, and several
+processes share the draws.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, distributed
+
+from byov.data.fetch import Progress
+from byov.data.resample import resized
+from byov.errors import BadInput
+from byov.evaluation.features import features_of
+from byov.evaluation.probe import Probe
+from byov.evaluation.reference import BATCH, Bank, Moments, aligned, at_draw, moments_of
+from byov.files import write_atomically
+from byov.metrics.predictive import Predictive
+from byov.posterior import Posterior
+from byov.training.networks import Student
+from byov.training.processes import Processes
+
+SAVE_SECONDS = 30.0  # between two saved states of work that can be resumed
+
+
+# ------------------------------------------------------------------------------------------------ class probabilities
+
+
+class ClassPredictions(NamedTuple):
+    """The class probabilities of all images over the same draws."""
+
+    aligned: Predictive
+    unaligned: Predictive
+
+
+def predict_classes(
+    bank: Bank,
+    probe: Probe,
+    images: Tensor,
+    draws: int,
+    *,
+    batch_size: int = BATCH,
+    resumable: bool = False,
+    processes: Processes = Processes(),  # noqa: B008
+    progress: Progress = lambda what, done, total: None,
+) -> ClassPredictions:
+    """What a probe that was fitted at the means makes of the draws' features.
+
+    With `resumable`, what is stopped goes on in the next call for the same run, probe and images.
+    """
+    run, images = bank.run, _seen(bank, images)
+    _check_draws(draws)
+
+    def take(k: int, found: dict[str, Predictive], advance: Callable[[int], None]) -> None:
+        with at_draw(run.encoder, run.config.seed, k):
+            features = features_of(run.encoder, images, batch_size, advance)
+        found["aligned"].update(probe.probabilities(bank.aligned(features, k)))
+        found["unaligned"].update(probe.probabilities(features))
+
+    nothing = {name: Predictive(len(images), len(probe.bias)) for name in ClassPredictions._fields}
+    work = work_key(bank, "classes", images, probe.weights, probe.bias, probe.mean, probe.std) if resumable else None
+    return ClassPredictions(**over_draws(bank, draws, nothing, take, work, processes, len(images), progress))
+
+
+# ------------------------------------------------------------------------------------------------------ without labels
+
+
+class OverDraws:
+    """Streaming mean and variance over draws of outputs (images, width): Welford's update, Chan's merge, float64."""
+
+    def __init__(self, images: int, width: int) -> None:
+        self.draws = 0
+        self.mean = torch.zeros(images, width, dtype=torch.float64)
+        self.squares = torch.zeros_like(self.mean)
+        """Sum over draws of the squared distance to the mean."""
+
+    def update(self, outputs: Tensor) -> Self:
+        """Takes in one draw's outputs for all images."""
+        self.draws += 1
+        delta = outputs.double() - self.mean
+        self.mean.add_(delta, alpha=1 / self.draws)
+        self.squares.addcmul_(delta, delta, value=1 - 1 / self.draws)  # outputs - new mean = delta - delta / draws
+        return self
+
+    def merge(self, other: OverDraws) -> Self:
+        """Takes in what another has seen of the same images over other draws."""
+        draws = self.draws + other.draws
+        if draws:
+            delta = other.mean - self.mean
+            self.mean.add_(delta, alpha=other.draws / draws)
+            self.squares.add_(other.squares).addcmul_(delta, delta, value=self.draws * other.draws / draws)
+        self.draws = draws
+        return self
+
+    @property
+    def variance(self) -> Tensor:
+        """(images, width), with draws - 1 below as `Posterior.predict` has it."""
+        return self.squares / max(self.draws - 1, 1)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"draws": torch.tensor(self.draws), "mean": self.mean, "squares": self.squares}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Tensor]) -> Self:
+        made = cls(*state["mean"].shape)
+        made.draws = int(state["draws"])
+        made.mean.copy_(state["mean"])
+        made.squares.copy_(state["squares"])
+        return made
+
+
+class Level(NamedTuple):
+    """The outputs of one part of the network over draws."""
+
+    raw: OverDraws
+    aligned: OverDraws
+
+
+def predict_levels(
+    bank: Bank,
+    images: Tensor,
+    draws: int,
+    *,
+    batch_size: int = BATCH,
+    resumable: bool = False,
+    processes: Processes = Processes(),  # noqa: B008
+    progress: Progress = lambda what, done, total: None,
+) -> dict[str, Level]:
+    """Mean and variance over draws of the whole network, after its encoder, projector and predictor (or classifier)."""
+    run, images = bank.run, _seen(bank, images)
+    _check_draws(draws)
+    network, seed = run.learner.posterior, run.config.seed
+    names = ("encoder", "projector", "predictor") if isinstance(network.module, Student) else ("encoder", "classifier")
+    widths = [output.shape[1] for output in _outputs(network, seed, None, bank.images[:2], batch_size)]
+    at_means = _level_moments(bank, None, widths, batch_size)
+
+    def take(k: int, found: dict[str, OverDraws], advance: Callable[[int], None]) -> None:
+        at_k = _level_moments(bank, k, widths, batch_size)
+        outputs = _outputs(network, seed, k, images, batch_size, advance)
+        for name, output, of, to in zip(names, outputs, at_k, at_means, strict=True):
+            found[f"{name}.raw"].update(output)
+            found[f"{name}.aligned"].update(aligned(output, of, to))
+
+    nothing = {
+        f"{name}.{kind}": OverDraws(len(images), width)
+        for name, width in zip(names, widths, strict=True)
+        for kind in Level._fields
+    }
+    work = work_key(bank, "levels", images) if resumable else None
+    found = over_draws(bank, draws, nothing, take, work, processes, len(images), progress)
+    return {name: Level(*(found[f"{name}.{kind}"] for kind in Level._fields)) for name in names}
+
+
+def _level_moments(bank: Bank, k: int | None, widths: list[int], batch_size: int) -> list[Moments]:
+    """The moments over the bank of each level's outputs at draw k, kept as one small tensor."""
+
+    def make() -> Tensor:
+        outputs = _outputs(bank.run.learner.posterior, bank.run.config.seed, k, bank.images, batch_size)
+        return torch.cat([torch.stack(moments_of(output)) for output in outputs], dim=1)
+
+    both = bank.kept("levels-means" if k is None else f"levels-{k:05d}", make)
+    return [Moments(*part) for part in torch.split(both, widths, dim=1)]
+
+
+def _outputs(
+    network: Posterior,
+    seed: int,
+    k: int | None,
+    images: Tensor,
+    batch_size: int,
+    advance: Callable[[int], None] = lambda count: None,
+) -> list[Tensor]:
+    """What each level gives out at draw k, in evaluation mode: on the CPU, in float32."""
+    was_training, device = network.training, network.means.device
+    network.eval()
+    parts = []
+    with at_draw(network, seed, k):
+        for batch in torch.split(images, batch_size):
+            parts.append([output.float().cpu() for output in network(batch.to(device))])
+            advance(len(batch))
+    network.train(was_training)
+    return [torch.cat(level) for level in zip(*parts, strict=True)]
+
+
+# -------------------------------------------------------------------------------------------- over draws and processes
+
+
+class Accumulator(Protocol):
+    """What goes over draws: it can be saved, sent, and joined with another over other draws."""
+
+    def merge(self, other: Any) -> Self: ...
+    def state(self) -> dict[str, Tensor]: ...
+    @classmethod
+    def from_state(cls, state: dict[str, Tensor]) -> Self: ...
+
+
+A = TypeVar("A", bound=Accumulator)
+Take = Callable[[int, dict[str, A], Callable[[int], None]], None]
+
+
+def over_draws(
+    bank: Bank,
+    draws: int,
+    found: dict[str, A],
+    take: Take[A],
+    work: str | None,
+    processes: Processes,
+    images: int,
+    progress: Progress,
+) -> dict[str, A]:
+    """Calls take(k, found, advance) for this process's draws, from the last saved one on; joins all processes' parts.
+
+    Process r of w takes the draws r, r + w, ...; `work` names the file for what has been done.
+    """
+    mine = range(processes.rank, draws, processes.world)
+    path = None
+    done = 0
+    if work is not None:
+        path = bank.run.folder / "results" / "partial" / f"{work}-{processes.rank}-of-{processes.world}.safetensors"
+        found, done = _read_partial(path, found, len(mine))
+    seen = done * images
+
+    def advance(count: int) -> None:
+        nonlocal seen
+        seen += count
+        progress(f"passing {images:,} images through {len(mine)} draws", seen, len(mine) * images)
+
+    saved = time.monotonic()
+    for k in mine[done:]:
+        take(k, found, advance)
+        done += 1
+        if path is not None and time.monotonic() - saved >= SAVE_SECONDS:
+            write_atomically(path, partial(_write_partial, found, done))
+            saved = time.monotonic()
+    found = _joined(found, done > 0, processes)
+    if path is not None:
+        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # of another process or evaluation there may be more in it
+            path.parent.rmdir()
+    return found
+
+
+def _write_partial(found: dict[str, A], done: int, path: Path) -> None:
+    tensors = {f"{name}/{key}": value for name, a in found.items() for key, value in a.state().items()}
+    save_file(tensors, path, metadata={"done": str(done)})
+
+
+def _read_partial(path: Path, nothing: dict[str, A], most: int) -> tuple[dict[str, A], int]:
+    """What was done before, and how many draws that is; nothing if there is no file, or one with too many draws."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            done = int(file.metadata()["done"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError):
+        return nothing, 0
+    if done > most:
+        return nothing, 0
+    return {name: type(a).from_state(_below(tensors, f"{name}/")) for name, a in nothing.items()}, done
+
+
+def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _joined(found: dict[str, A], any_draws: bool, processes: Processes) -> dict[str, A]:
+    """All processes' parts in one, the same in each process: one is sent after the other, so that memory stays flat."""
+    if processes.world == 1:
+        return found
+    whole: dict[str, A] = {}
+    for rank in range(processes.world):
+        mine = any_draws and rank == processes.rank
+        box: list[Any] = [{name: a.state() for name, a in found.items()} if mine else None]
+        distributed.broadcast_object_list(box, src=rank)
+        for name, state in (box[0] or {}).items():
+            part = type(found[name]).from_state(state)
+            whole[name] = whole[name].merge(part) if name in whole else part
+    return whole
+
+
+def work_key(bank: Bank, what: str, *tensors: Tensor) -> str:
+    """A name for the work on these tensors with these weights."""
+    sha = hashlib.sha256(bank.folder.name.encode())
+    for tensor in tensors:
+        sha.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode() + tensor.cpu().contiguous().numpy().tobytes())
+    return f"{what}-{sha.hexdigest()[:16]}"
+
+
+def _seen(bank: Bank, images: Tensor) -> Tensor:
+    """The images as the network sees them, resized once for all draws."""
+    bank.run.check(images)
+    return resized(images, bank.run.image_shape[-1])
+
+
+def _check_draws(draws: int) -> None:
+    if draws < 1:
+        raise BadInput(f"draws={draws}: give at least 1.")

@@ -1,0 +1,306 @@
+"""Label-free uncertainty of an image: how it lies among the reference bank, over weight draws. Higher is less certain.
+
+A candidate is a function of a few terms, each a function of one draw and averaged over draws; so all of them are
+streaming, and one pass over the draws serves as many as one likes. Within a draw, features are aligned (standardised on
+the bank, then given back the bank's spread at the means) and centred on the bank.
+
+    scorer = Scorer(byov.load("runs/mine"))
+    for chunk in chunks:
+        uncertainty, percentile, embedding = scorer.scores(chunk)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from byov.data.decoded import Say, say_on_stderr
+from byov.data.fetch import Progress
+from byov.data.resample import resized
+from byov.errors import BadInput
+from byov.evaluation.features import features_of
+from byov.evaluation.reference import BATCH, Bank, Moments, aligned, at_draw
+from byov.evaluation.run import Run
+
+NEIGHBOURS = 10  # bank images an image is compared with (METHOD)
+SHARPNESS = 0.1  # temperature of the soft assignment to the bank, on cosines (METHOD)
+SHRINKAGE = 0.1  # of the bank's correlations towards none: a bank may have fewer images than features
+BLOCK = 1024  # images at a time: bounds the terms that hold a number for each bank image
+DEFAULT, DEFAULT_AT_MEANS = "neighbours", "knn"  # for a run that has a posterior, and for one that has none
+
+
+class OneDraw:
+    """Images and bank as one draw sees them; what several terms need is computed once."""
+
+    def __init__(self, bank: Bank, raw: Tensor, k: int | None) -> None:
+        self.raw = raw
+        of, spread = bank.at(k).moments, bank.means.moments.std
+        centred = Moments(torch.zeros_like(spread), spread)
+        self.images = aligned(raw, of, centred)
+        self.bank = aligned(bank.at(k).features, of, centred)
+        self.spread = spread.to(raw.dtype).clamp(min=torch.finfo(raw.dtype).tiny)
+
+    @cached_property
+    def cosines(self) -> Tensor:
+        """(images, bank)."""
+        return normalize(self.images, dim=1) @ normalize(self.bank, dim=1).T
+
+    @cached_property
+    def nearest(self) -> tuple[Tensor, Tensor]:
+        """Distances to the nearest bank images, and which these are: (images, NEIGHBOURS) each."""
+        ours, theirs = self.images.square().sum(1, keepdim=True), self.bank.square().sum(1)
+        squares = torch.addmm(theirs + ours, self.images, self.bank.T, alpha=-2)
+        found, which = squares.topk(min(NEIGHBOURS, len(self.bank)), dim=1, largest=False)
+        return found.clamp_(min=0).sqrt_(), which
+
+    @cached_property
+    def assignment(self) -> Tensor:
+        """(images, bank): soft assignment, rows sum to 1."""
+        return (self.cosines / SHARPNESS).softmax(1)
+
+
+# --------------------------------------------------------------------------------------------------- terms of one draw
+
+
+def _distance(draw: OneDraw) -> Tensor:
+    return draw.nearest[0].mean(1)
+
+
+def _votes(draw: OneDraw) -> Tensor:
+    """(images, bank): 1 for the nearest."""
+    return torch.zeros(len(draw.images), len(draw.bank)).scatter_(1, draw.nearest[1], 1.0)
+
+
+def _whitened_norm(draw: OneDraw) -> Tensor:
+    """Mahalanobis distance to the bank's centre, on standardised features with shrunk correlations."""
+    bank = (draw.bank / draw.spread).double()
+    shrunk = torch.eye(bank.shape[1], dtype=bank.dtype) * SHRINKAGE + bank.T @ bank * ((1 - SHRINKAGE) / len(bank))
+    factor = torch.linalg.cholesky(shrunk)
+    images = (draw.images / draw.spread).double()
+    white: Tensor = torch.linalg.solve_triangular(factor, images.T, upper=False)
+    return white.square().sum(0).sqrt()
+
+
+TERMS: Mapping[str, Callable[[OneDraw], Tensor]] = {
+    "raw": lambda draw: draw.raw.double(),
+    "raw_square": lambda draw: draw.raw.double().square(),
+    "direction": lambda draw: normalize(draw.raw, dim=1),
+    "aligned": lambda draw: (draw.images / draw.spread).double(),
+    "aligned_square": lambda draw: (draw.images / draw.spread).double().square(),
+    "assignment": lambda draw: draw.assignment,
+    "assignment_entropy": lambda draw: torch.special.entr(draw.assignment.double()).sum(1),
+    "distance": _distance,
+    "votes": _votes,
+    "whitened_norm": _whitened_norm,
+}
+"""What is averaged over draws, for each image: one number, or a row of them."""
+
+
+# ---------------------------------------------------------------------------------------------------------- candidates
+
+
+class Candidate(NamedTuple):
+    """A score: its terms, and what is made of their averages over draws (a tensor a term, in order) and the draws."""
+
+    terms: tuple[str, ...]
+    score: Callable[[list[Tensor], int], Tensor]
+    least_draws: int = 1
+    """0: at the means, without draws."""
+
+
+def _first(terms: list[Tensor], draws: int) -> Tensor:
+    return terms[0]
+
+
+def _variance(terms: list[Tensor], draws: int) -> Tensor:
+    mean, square = terms
+    return (square - mean.square()).clamp(min=0).mean(1) * (draws / (draws - 1))
+
+
+def _dispersion(terms: list[Tensor], draws: int) -> Tensor:
+    """1 - length of the mean unit vector."""
+    return 1 - terms[0].square().sum(1).sqrt()
+
+
+def _mutual_information(terms: list[Tensor], draws: int) -> Tensor:
+    """Of the assignment and the weights, in nats."""
+    mean, entropy = terms
+    return torch.clamp(torch.special.entr(mean).sum(1) - entropy, min=0)
+
+
+def _disagreement(terms: list[Tensor], draws: int) -> Tensor:
+    """1 - the part that two draws' neighbours have in common, averaged over all pairs of draws.
+
+    A bank image with v votes is in common to v (v - 1) of the ordered pairs; neighbours have as many votes a draw.
+    """
+    votes = terms[0] * draws
+    return 1 - (votes * (votes - 1)).sum(1) / (votes.sum(1) * (draws - 1))
+
+
+def _product(terms: list[Tensor], draws: int) -> Tensor:
+    """Distance times mutual information: ranks as the sum of their logarithms does, whatever their scales."""
+    return terms[0] * _mutual_information(terms[1:], draws)
+
+
+CANDIDATES: Mapping[str, Candidate] = {
+    "variance": Candidate(("raw", "raw_square"), _variance, 2),  # at the encoder
+    "direction": Candidate(("direction",), _dispersion, 2),
+    "aligned_variance": Candidate(("aligned", "aligned_square"), _variance, 2),
+    "assignment": Candidate(("assignment", "assignment_entropy"), _mutual_information, 2),
+    "neighbours": Candidate(("distance",), _first),
+    "disagreement": Candidate(("votes",), _disagreement, 2),
+    "mahalanobis": Candidate(("whitened_norm",), _first),
+    "product": Candidate(("distance", "assignment", "assignment_entropy"), _product, 2),
+    "knn": Candidate(("distance",), _first, 0),
+    "mahalanobis_at_means": Candidate(("whitened_norm",), _first, 0),
+}
+"""All that were tried, by name; `docs/score.md` says how they did."""
+
+
+def candidate_scores(
+    run: Run,
+    images: Tensor,
+    draws: int = 20,
+    names: Iterable[str] | None = None,
+    *,
+    batch_size: int = BATCH,
+    progress: Progress = lambda what, done, total: None,
+) -> dict[str, Tensor]:
+    """Several candidates (all that the run allows, if none are named) for all images, in one pass over the draws."""
+    if names is None:
+        names = [n for n, c in CANDIDATES.items() if not c.least_draws or not is_deterministic(run)]
+    for name in (names := list(names)):
+        _check(run, name, draws)
+    run.check(images)
+    bank = Bank(run)
+    parts: list[dict[str, Tensor]] = []
+    for i, block in enumerate(torch.split(images, BLOCK)):
+        block = resized(block, run.image_shape[-1])
+        embedding = features_of(run.encoder, block, batch_size)
+        parts.append(_score_block(bank, block, embedding, names, draws, batch_size))
+        progress(f"scoring {len(images):,} images", i * BLOCK + len(block), len(images))
+    return {name: torch.cat([part[name] for part in parts]) for name in names}
+
+
+def _score_block(
+    bank: Bank, images: Tensor, embedding: Tensor, names: list[str], draws: int, batch_size: int
+) -> dict[str, Tensor]:
+    """The named candidates for a block of images, whose features at the means are known."""
+    run, chosen = bank.run, {name: CANDIDATES[name] for name in names}
+    still = {term for c in chosen.values() if not c.least_draws for term in c.terms}
+    moving = {term for c in chosen.values() if c.least_draws for term in c.terms}
+    at_means = OneDraw(bank, embedding, None)
+    fixed = {term: TERMS[term](at_means).double() for term in still}
+    totals: dict[str, Tensor] = {}
+    for k in range(draws if moving else 0):
+        with at_draw(run.encoder, run.config.seed, k):
+            raw = features_of(run.encoder, images, batch_size)
+        draw = OneDraw(bank, raw, k)
+        for term in moving:
+            value = TERMS[term](draw)
+            totals[term] = totals[term].add_(value) if term in totals else value.double()
+    averages = {term: total.div_(draws) for term, total in totals.items()}
+    return {
+        name: c.score([(averages if c.least_draws else fixed)[term] for term in c.terms], draws)
+        for name, c in chosen.items()
+    }
+
+
+# -------------------------------------------------------------------------------------------------------------- scorer
+
+
+class Scores(NamedTuple):
+    """What is known of images without labels; on the CPU."""
+
+    uncertainty: Tensor
+    """(images,), float64: higher is less certain."""
+    percentile: Tensor | None
+    """(images,), float64, 0 to 100: how many of the calibration images are surer. None where there are none."""
+    embedding: Tensor
+    """(images, width), float32: features at the means."""
+
+
+class Scorer:
+    """Scores images of a run, a chunk at a time; nothing is carried from one chunk to the next.
+
+    Args:
+        run: an opened run.
+        score: a name of CANDIDATES; unset: the default for the run.
+        draws: weight draws, each of which passes all images; not used by scores at the means.
+        say: told where percentiles cannot be had.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        score: str | None = None,
+        draws: int = 20,
+        *,
+        batch_size: int = BATCH,
+        say: Say = say_on_stderr,
+    ) -> None:
+        self.score = score or (DEFAULT_AT_MEANS if is_deterministic(run) else DEFAULT)
+        _check(run, self.score, draws)
+        self.draws = draws if CANDIDATES[self.score].least_draws else 0
+        self.bank, self.batch_size, self.say = Bank(run), batch_size, say
+
+    def scores(self, images: Tensor) -> Scores:
+        """Scores of uint8 or [0, 1] images (N, C, H, W); other sides than the run's are resized first."""
+        self.bank.run.check(images)
+        parts = [self._score(block) for block in torch.split(images, BLOCK)]
+        uncertainty, embedding = (torch.cat(column) for column in zip(*parts, strict=True))
+        return Scores(uncertainty, self._percentiles(uncertainty), embedding)
+
+    def _score(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Uncertainty and embedding of a block."""
+        run = self.bank.run
+        images = resized(images, run.image_shape[-1])
+        embedding = features_of(run.encoder, images, self.batch_size)
+        found = _score_block(self.bank, images, embedding, [self.score], self.draws, self.batch_size)
+        return found[self.score], embedding
+
+    def _percentiles(self, uncertainty: Tensor) -> Tensor | None:
+        """The part of the calibration images that are surer; of those equally sure, a half."""
+        usual = self._calibration
+        if usual is None:
+            return None
+        below = torch.searchsorted(usual, uncertainty) + torch.searchsorted(usual, uncertainty, right=True)
+        return below * (50.0 / len(usual))
+
+    @cached_property
+    def _calibration(self) -> Tensor | None:
+        """The calibration images' scores, sorted; kept with the run."""
+        run = self.bank.run
+        if not self.bank.calibrates:
+            self.say(
+                f"no percentiles: {run.folder} has set no images of {run.config.data} aside to calibrate on; "
+                "train with --calibration to have them."
+            )
+            return None
+
+        def make() -> Tensor:
+            blocks = torch.split(self.bank.calibration_images(), BLOCK)
+            return torch.cat([self._score(block)[0] for block in blocks]).sort().values
+
+        return self.bank.kept(f"calibration-{self.score}-{self.draws}", make)
+
+
+def is_deterministic(run: Run) -> bool:
+    """Whether nothing in the run's encoder is random."""
+    return run.encoder.means.numel() == 0
+
+
+def _check(run: Run, name: str, draws: int) -> None:
+    if name not in CANDIDATES:
+        raise BadInput(f"there is no score {name!r}: use one of {', '.join(CANDIDATES)}.")
+    least = CANDIDATES[name].least_draws
+    if least and is_deterministic(run):
+        still = ", ".join(n for n, c in CANDIDATES.items() if not c.least_draws)
+        raise BadInput(f"the score {name} needs weight draws, but {run.folder} has nothing random: use {still}.")
+    if draws < least:
+        raise BadInput(f"the score {name} needs at least {least} draw{'s' * (least > 1)}, not {draws}.")

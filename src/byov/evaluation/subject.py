@@ -1,0 +1,138 @@
+"""What is evaluated: a run's encoder (or another), its source with labels, and what several measures need of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from byov.data.colour import luma
+from byov.data.decoded import Say, say_on_stderr
+from byov.data.fetch import Progress
+from byov.data.images import SPLITS, ImageSet
+from byov.data.resample import resized
+from byov.data.sources import open_source
+from byov.errors import BadInput
+from byov.evaluation.features import features_of
+from byov.evaluation.probe import Probe, fit_probe
+from byov.evaluation.reference import Bank
+from byov.evaluation.run import Run
+from byov.training.division import divide
+
+BLOCK = 4096  # images converted or resized at a time
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A source with labels as a run takes it: of its channels, and with the training images that the run saw."""
+
+    name: str
+    train: ImageSet
+    test: ImageSet
+    train_ids: Tensor
+    """Which of the source's training images `train` holds."""
+    flips: bool
+    """Whether a mirrored image is still one of its kind."""
+    converted: str | None
+    """What was done to the channels."""
+
+    @property
+    def train_labels(self) -> Tensor:
+        assert self.train.labels is not None
+        return self.train.labels
+
+    @property
+    def test_labels(self) -> Tensor:
+        assert self.test.labels is not None
+        return self.test.labels
+
+    @cached_property
+    def classes(self) -> int:
+        return 1 + int(max(self.train_labels.max(), self.test_labels.max()))
+
+
+def load_labelled(run: Run, name: str, progress: Progress, say: Say = say_on_stderr) -> Labelled:
+    """A source to probe a run with; bad input where it has no labels, or its images are not square."""
+    source = open_source(name, run.image_shape[-1])
+    test, train = (source.load(split, progress, say) for split in reversed(SPLITS))  # test first: it may be missing
+    if train.labels is None or test.labels is None:
+        raise BadInput(f"{name} has no labels to evaluate with: give a source that has, with --data.")
+    ids = torch.arange(len(train))
+    if name == run.config.data and run.config.images is not None and run.config.images < len(train):
+        ids = divide(len(train), run.config.images, 0).trained  # the probe sees the images that the encoder saw
+        train = train.subset(ids)
+    (train_images, converted), (test_images, _) = (in_channels(run, each.images) for each in (train, test))
+    run.check(train_images)
+    run.check(test_images)
+    if converted:
+        say(f"{name}: {converted}, as {run.folder} takes them.")
+    train, test = replace(train, images=train_images), replace(test, images=test_images)
+    return Labelled(name, train, test, ids, source.flips, converted)
+
+
+def in_channels(run: Run, images: Tensor) -> tuple[Tensor, str | None]:
+    """Images with as many channels as the run takes, and what was done to them: grey is repeated, RGB made grey."""
+    wanted, given = run.image_shape[0], images.shape[1]
+    if (given, wanted) == (1, 3):
+        return images.expand(-1, 3, -1, -1).contiguous(), "grey made RGB by repeating it"
+    if (given, wanted) == (3, 1):
+        parts = [luma(part.float()).round_().to(torch.uint8) for part in torch.split(images, BLOCK)]
+        return torch.cat(parts), "RGB made grey"
+    return images, None
+
+
+def at_side(images: Tensor, side: int) -> Tensor:
+    """uint8 images at the side that the network sees, in bounded memory."""
+    if images.shape[2:] == (side, side):
+        return images
+    return torch.cat([resized(part, side) for part in torch.split(images, BLOCK)])
+
+
+def spread(total: int, most: int) -> Tensor:
+    """Indices of at most so many images, evenly over all: of a set that is sorted by class, all classes."""
+    count = min(total, most)
+    return torch.arange(count) * total // count
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An encoder on a source. Features and probe are made when first asked for."""
+
+    run: Run
+    encoder: nn.Module
+    data: Labelled
+    side: int
+    """In pixels, at which the encoder sees the images."""
+    progress: Progress
+    bank: Bank | None = None
+    """The run's reference bank, where the encoder is the run's own."""
+
+    @cached_property
+    def test_images(self) -> Tensor:
+        return at_side(self.data.test.images, self.side)
+
+    @cached_property
+    def train_features(self) -> Tensor:
+        return self.features(self.data.train.images, "training images")
+
+    @cached_property
+    def test_features(self) -> Tensor:
+        return self.features(self.test_images, "test images")
+
+    @cached_property
+    def probe(self) -> Probe:
+        """The linear probe, fitted to all training images."""
+        return fit_probe(self.train_features, self.data.train_labels, classes=self.data.classes)
+
+    def features(self, images: Tensor, what: str) -> Tensor:
+        """Features of images of any side."""
+        done = 0
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            self.progress(f"features of {len(images):,} {what}", done, len(images))
+
+        return features_of(self.encoder, images, advance=advance, size=self.side)

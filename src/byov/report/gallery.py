@@ -1,0 +1,173 @@
+"""The page beside a table of scores: the least sure and the surest images, their histogram, and near-duplicates.
+
+One file that needs nothing but itself: thumbnails are inside, and the page's own policy forbids it to fetch anything.
+Its size is bounded however many images there are.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from byov.data.decode import Pixels
+from byov.data.fetch import Progress
+from byov.data.stream import Stream
+from byov.evaluation.duplicates import THRESHOLD, Group, near_duplicates
+from byov.evaluation.scoring import Scored
+from byov.files import write_text
+
+EACH = 60  # images from either end of the ranking, and as many from between them
+GROUPS, MEMBERS = 24, 6  # of near-duplicates, at most
+SIDE = 224  # of a thumbnail: 8 KB of JPEG
+LOSSLESS_SIDE = 64  # up to here an image is a small PNG, and is shown with hard pixels
+BINS = 40
+SEARCHED = 100_000  # images among which near-duplicates are looked for: the time grows with their square
+
+
+@dataclass(frozen=True)
+class Item:
+    """An image on the page."""
+
+    name: str
+    rank: int
+    """1 is the least sure."""
+    uncertainty: float
+    percentile: float | None
+    kind: str
+    """odd, middle or sure; empty for one that is only shown among near-duplicates."""
+    source: str
+    """The picture as a data URI; empty if its file has gone."""
+    hard: bool
+    """Whether it is so small that its pixels should be seen."""
+
+
+@dataclass(frozen=True)
+class Alike:
+    """A group of near-duplicates, of which the first few are shown."""
+
+    items: list[Item]
+    count: int
+    cosine: float
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar of a histogram, its height as a part of the highest."""
+
+    low: float
+    high: float
+    count: int
+    height: float
+
+
+def write_gallery(
+    scored: Scored,
+    stream: Stream,
+    path: Path,
+    facts: Sequence[tuple[str, str]],
+    progress: Progress = lambda what, done, total: None,
+) -> None:
+    """Writes the page about these scores. `facts` are names and values that say how they were made."""
+    groups = near_duplicates(scored.embedding[:SEARCHED], progress=progress)
+    write_text(path, render(scored, stream, groups, facts, progress))
+
+
+def render(
+    scored: Scored,
+    stream: Stream,
+    groups: Sequence[Group],
+    facts: Sequence[tuple[str, str]] = (),
+    progress: Progress = lambda what, done, total: None,
+) -> str:
+    """The page as HTML text."""
+    rank = ranks(scored.uncertainty)
+    chosen = selection(rank)
+    twins = [group.rows[:MEMBERS] for group in groups[:GROUPS]]
+    items: dict[int, Item] = {}
+    rows = dict.fromkeys([*chosen, *(row for some in twins for row in some)])
+    for row in rows:
+        items[row] = _item(scored, stream, row, int(rank[row]), chosen.get(row, ""))
+        progress("drawing thumbnails", len(items), len(rows))
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    alike = [
+        Alike([items[row] for row in some], len(group.rows), group.cosine)
+        for some, group in zip(twins, groups, strict=False)
+    ]
+    histograms = [("Uncertainty", "Higher is less certain.", histogram(scored.uncertainty))]
+    if scored.percentile is not None:
+        note = "Against images like those of training: flat if these are like them, piled to the right if they are odd."
+        histograms.append(("Percentile", note, histogram(scored.percentile, (0.0, 100.0))))
+    return environment.get_template("gallery.html.j2").render(
+        title=stream.name,
+        facts=facts,
+        count=len(scored.names),
+        skipped=len(scored.skipped),
+        items=[items[row] for row in chosen],
+        alike=alike,
+        groups=len(groups),
+        threshold=THRESHOLD,
+        searched=min(SEARCHED, len(scored.names)),
+        histograms=histograms,
+    )
+
+
+def ranks(uncertainty: NDArray[np.float32]) -> NDArray[np.int64]:
+    """1 for the least sure; among equals the first comes first."""
+    order = np.argsort(-uncertainty, kind="stable")
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(1, len(order) + 1)
+    return rank
+
+
+def selection(rank: NDArray[np.int64], each: int = EACH) -> dict[int, str]:
+    """The rows to show, least sure first, with their kind: both ends of the ranking, and as many spread between."""
+    order = np.argsort(rank)
+    third = min(each, -(-len(order) // 3))  # few images: a third is odd, a third sure
+    odd, between, sure = np.split(order, [third, max(third, len(order) - third)])
+    spread = np.unique(np.linspace(0, len(between) - 1, min(each, len(between))).round().astype(int))
+    kinds = (("odd", odd), ("middle", between[spread]), ("sure", sure))
+    return {int(row): kind for kind, rows in kinds for row in rows}
+
+
+def histogram(values: NDArray[np.float32], limits: tuple[float, float] | None = None, bins: int = BINS) -> list[Bar]:
+    """Bars of equal width. Unless limits are given, the last tenth of a percent at either end shares the end bars."""
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return []
+    low, high = limits or np.quantile(known, [0.001, 0.999]).tolist()
+    counts, edges = np.histogram(known.clip(low, high), bins if high > low else 1, (low, high) if high > low else None)
+    highest = counts.max()
+    return [
+        Bar(float(a), float(b), int(count), float(count / highest))
+        for a, b, count in zip(edges[:-1], edges[1:], counts, strict=True)
+    ]
+
+
+def _item(scored: Scored, stream: Stream, row: int, rank: int, kind: str) -> Item:
+    pixels = stream.picture(int(scored.positions[row]), SIDE)
+    percentile = None if scored.percentile is None else float(scored.percentile[row])
+    source, hard = ("", False) if pixels is None else (data_uri(pixels), pixels.shape[-1] <= LOSSLESS_SIDE)
+    return Item(scored.names[row], rank, float(scored.uncertainty[row]), percentile, kind, source, hard)
+
+
+def data_uri(pixels: Pixels) -> str:
+    """An image, uint8 (C, H, W), as text that a page can hold: JPEG, or PNG if it is small."""
+    picture = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
+    kind = "PNG" if picture.width <= LOSSLESS_SIDE else "JPEG"
+    out = io.BytesIO()
+    picture.save(out, kind, optimize=True, **({"quality": 80} if kind == "JPEG" else {}))
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(out.getvalue()).decode()}"

@@ -1,0 +1,11 @@
+"""One file a figure or table: a study says which runs it needs and what to make of them; it computes nothing itself.
+
+A study is a module of this package with
+
+    TITLE: str                                  one line, for `byov study --help`
+    def runs(lab) -> list[Config]               what must be trained
+    def results(lab) -> list[dict]              rows, from finished runs, by functions of `evaluation` and `metrics`
+    def draw(rows, scale) -> Figure             the picture
+
+and nothing else has to know of it.
+"""

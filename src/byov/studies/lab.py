@@ -1,0 +1,167 @@
+"""Where studies find their runs: trained once, named by a hash of their config, shared by all studies of a scale.
+
+What is there is not made again, and what was stopped goes on: a study can be ended at any time and repeated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from byov.config import NOT_IDENTITY, Config, flatten, merge, read_recipe, to_dict, to_yaml
+from byov.errors import BadInput, TrainingFailed
+from byov.evaluation.run import Run, load
+from byov.files import write_json, write_text
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a study is made."""
+
+    recipe: str
+    data: str
+    images: int | None
+    """Training images; unset: all."""
+    seeds: int
+    draws: int
+    """Weight draws of an evaluation."""
+    time: str
+    """What to expect, for the user."""
+
+
+SCALES = {
+    "micro": Scale("digits", "digits", None, 1, 20, "minutes on 2 cores"),
+    "mini": Scale("small-images", "cifar10", 10_000, 3, 20, "hours on 2 cores"),
+}
+
+
+def identity(config: Config) -> str:
+    """A hash of all that decides what a run learns."""
+    flat = {k: v for k, v in flatten(to_dict(config)).items() if k.split(".")[0] not in NOT_IDENTITY}
+    return hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()[:12]
+
+
+class Lab:
+    """The runs of one scale, below a folder.
+
+    Args:
+        folder: of all studies; runs are in `folder/runs/HASH`.
+        scale: a name of SCALES.
+        seeds: unset: the scale's.
+        jobs: runs trained at the same time, each on its share of the cores.
+        say: told what is being done.
+    """
+
+    def __init__(self, folder: Path, scale: str, seeds: int | None = None, jobs: int = 1, say: Say = print) -> None:
+        if scale not in SCALES:
+            raise BadInput(f"there is no scale {scale!r}: use one of {', '.join(SCALES)}.")
+        if jobs < 1 or (seeds is not None and seeds < 1):
+            raise BadInput("--jobs and --seeds must be at least 1.")
+        self.folder, self.name, self.scale, self.jobs, self.say = folder, scale, SCALES[scale], jobs, say
+        self.seeds = seeds or self.scale.seeds
+
+    # --------------------------------------------------------------------------------------------------------- configs
+
+    def config(self, method: str, seed: int = 0, changes: dict[str, Any] | None = None) -> Config:
+        """The scale's recipe for a method, with changes by dotted key."""
+        config = replace(
+            read_recipe(self.scale.recipe, method), data=self.scale.data, images=self.scale.images, seed=seed
+        )
+        tree: dict[str, Any] = {}
+        for key, value in (changes or {}).items():
+            *sections, last = key.split(".")
+            branch = tree
+            for section in sections:
+                branch = branch.setdefault(section, {})
+            branch[last] = value
+        return merge(config, tree, "the study")
+
+    def path(self, config: Config) -> Path:
+        return self.folder / "runs" / identity(config)
+
+    # -------------------------------------------------------------------------------------------------------- training
+
+    def is_trained(self, config: Config) -> bool:
+        return (self.path(config) / "summary.json").is_file()
+
+    def train(self, configs: Iterable[Config]) -> None:
+        """Trains what is missing, `jobs` at a time."""
+        missing = [config for config in {identity(c): c for c in configs}.values() if not self.is_trained(config)]
+        if not missing:
+            return
+        self.say(f"{len(missing)} runs to train, {self.jobs} at a time; they are kept in {self.folder / 'runs'}")
+        threads = max(1, (os.cpu_count() or 1) // self.jobs)
+        waiting, begun = list(missing), time.monotonic()
+        running: list[_Training] = []
+        try:
+            while waiting or running:
+                while waiting and len(running) < self.jobs:
+                    running.append(_Training(self.path(waiting[0]), waiting.pop(0), threads))
+                time.sleep(0.2)
+                for training in [t for t in running if t.ended()]:
+                    running.remove(training)
+                    training.check()
+                    done = len(missing) - len(waiting) - len(running)
+                    left = (time.monotonic() - begun) / done * (len(missing) - done) / 60
+                    self.say(f"  {done} of {len(missing)} runs are trained; about {left:.0f} minutes for the others")
+        finally:  # on Ctrl-C the children have had it too, and save
+            for training in running:
+                training.stop()
+
+    def run(self, config: Config) -> Run:
+        """A finished run, opened."""
+        if not self.is_trained(config):
+            self.train([config])
+        return load(self.path(config))
+
+    # ------------------------------------------------------------------------------------------------------- measuring
+
+    def measured(
+        self, what: str, config: Config, measure: Callable[[Run], dict[str, Any]], settings: dict[str, Any]
+    ) -> dict[str, Any]:
+        """What `measure` finds for a run, kept in its folder under the name `what` with its settings."""
+        path = self.path(config) / "results" / f"{what}.json"
+        if path.is_file():
+            kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if kept["settings"] == json.loads(json.dumps(settings)):
+                return kept
+        found = {**measure(self.run(config)), "settings": settings}
+        write_json(path, found)
+        return found
+
+
+class _Training:
+    """One `byov train` in a process of its own; what it says goes to a file beside the run."""
+
+    def __init__(self, out: Path, config: Config, threads: int) -> None:
+        recipe, self.log = out.with_suffix(".yaml"), out.with_suffix(".log")
+        write_text(recipe, to_yaml(replace(config, threads=None)))
+        command = [sys.executable, "-m", "byov", "train"]
+        command += ["--resume"] if (out / "config.yaml").is_file() else [str(recipe)]
+        command += ["--out", str(out), "--threads", str(threads)]
+        one = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        with self.log.open("a", encoding="utf-8") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | one)
+
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def check(self) -> None:
+        if self.process.returncode:
+            said: Sequence[str] = self.log.read_text(encoding="utf-8").strip().splitlines() or ["it said nothing"]
+            raise TrainingFailed(f"a run of the study failed ({said[-1]}); {self.log} tells more.")
+
+    def stop(self) -> None:
+        if not self.ended():
+            self.process.terminate()  # it saves
+            self.process.wait()

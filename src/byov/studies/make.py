@@ -1,0 +1,74 @@
+"""From a study's name to its files: trains what is missing, then writes rows as JSON and CSV, and the figure."""
+
+from __future__ import annotations
+
+import csv
+import io
+import pkgutil
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from matplotlib.figure import Figure
+
+import byov.studies
+from byov.config import Config
+from byov.errors import BadInput
+from byov.files import write_atomically, write_json, write_text
+from byov.studies.lab import Lab
+
+NO_STUDY = ("lab", "make")  # modules of the room that are none
+
+
+class Study(Protocol):
+    """What a module must have to be a study."""
+
+    TITLE: str
+
+    def runs(self, lab: Lab) -> list[Config]: ...
+    def results(self, lab: Lab) -> list[dict[str, Any]]: ...
+    def draw(self, rows: list[dict[str, Any]], scale: str) -> Figure: ...
+
+
+def names() -> list[str]:
+    """All studies, by their files' names."""
+    modules = (module.name for module in pkgutil.iter_modules(byov.studies.__path__))
+    return sorted(name.replace("_", "-") for name in modules if name not in NO_STUDY)
+
+
+def find(name: str) -> Study:
+    if name not in names():
+        raise BadInput(f"there is no study {name!r}: use one of {', '.join(names())}, or all.")
+    return cast(Study, import_module(f"byov.studies.{name.replace('-', '_')}"))
+
+
+def make(name: str, lab: Lab) -> Path:
+    """Makes one study; returns its folder. What is there is overwritten: it is made from runs, which are not."""
+    study = find(name)
+    lab.say(f"{name}: {study.TITLE} ({lab.name}: {lab.scale.time})")
+    lab.train(study.runs(lab))
+    rows = study.results(lab)
+    folder = lab.folder / name / lab.name
+    settings = {
+        "study": name,
+        "scale": lab.name,
+        "seeds": lab.seeds,
+        "data": lab.scale.data,
+        "images": lab.scale.images,
+    }
+    write_json(folder / f"{name}.json", {"settings": settings, "rows": rows})
+    write_text(folder / f"{name}.csv", _csv(rows))
+    figure = study.draw(rows, lab.name)
+    for suffix in ("png", "svg"):
+        path = folder / f"{name}.{suffix}"
+        write_atomically(path, lambda temporary, suffix=suffix: figure.savefig(temporary, format=suffix, dpi=200))  # type: ignore[misc]
+    return folder
+
+
+def _csv(rows: list[dict[str, Any]]) -> str:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

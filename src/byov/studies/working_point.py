@@ -1,0 +1,148 @@
+"""Temperature x learning rate of the log-variances: where BYOV is as accurate as BYOL, and draws still mean something.
+
+A point works where, averaged over seeds,
+  (a) the probe at the means is within 2 points of the fair BYOL,
+  (b) 20 aligned draws are within 2 points of the means,
+  (c) the median sigma is settled: it changes by less than 20% when the steps double.
+The hottest point that works is chosen: sigma is then as large as accuracy allows, and most can be read from it. (c) is
+measured only at points with (a) and (b), hottest first.
+"""
+
+from __future__ import annotations
+
+from statistics import mean
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from byov.config import Config
+from byov.evaluation.working import working_measures
+from byov.studies.lab import Lab
+
+TITLE = "the working point: temperature x learning rate of the log-variances"
+TEMPERATURES = (1e-4, 1e-3, 1e-2, 1e-1)
+RATES = (5e-3, 2e-2)
+POINTS, SETTLED = 0.02, 0.20  # issue: within 2 points of top-1; under 20% change
+
+
+def _point(lab: Lab, temperature: float, rate: float, seed: int, longer: int = 1) -> Config:
+    changes: dict[str, Any] = {"posterior.temperature": temperature, "optim.log_variance_lr": rate}
+    config = lab.config("byov", seed, changes)
+    return lab.config("byov", seed, {**changes, "optim.epochs": longer * config.optim.epochs})
+
+
+def runs(lab: Lab) -> list[Config]:
+    """All points with the first seed first, so that an early look shows the whole map."""
+    return [
+        config
+        for seed in range(lab.seeds)
+        for config in (
+            lab.config("byol", seed),
+            *(_point(lab, t, r, seed) for t in TEMPERATURES for r in RATES),
+        )
+    ]
+
+
+def results(lab: Lab) -> list[dict[str, Any]]:
+    """A row for each run: BYOL's have no temperature."""
+    rows = []
+    for seed in range(lab.seeds):
+        byol = _measured(lab, lab.config("byol", seed))
+        rows.append({"temperature": None, "log_variance_lr": None, "seed": seed, "steps": 1, **byol})
+        for t in TEMPERATURES:
+            for r in RATES:
+                found = _measured(lab, _point(lab, t, r, seed))
+                rows.append({"temperature": t, "log_variance_lr": r, "seed": seed, "steps": 1, **found})
+    for t, r in _accurate(rows):
+        for seed in range(lab.seeds):
+            found = _measured(lab, _point(lab, t, r, seed, longer=2))
+            rows.append({"temperature": t, "log_variance_lr": r, "seed": seed, "steps": 2, **found})
+        if point(rows, t, r)["settled"]:
+            break
+    return rows
+
+
+def _measured(lab: Lab, config: Config) -> dict[str, Any]:
+    draws = lab.scale.draws
+    found = lab.measured("working-point", config, lambda run: working_measures(run, draws), {"draws": draws})
+    return {key: value for key, value in found.items() if key != "settings"}
+
+
+def _average(rows: list[dict[str, Any]], key: str, **where: Any) -> float:
+    return mean(float(row[key]) for row in rows if all(row[k] == v for k, v in where.items()))
+
+
+def point(rows: list[dict[str, Any]], temperature: float, rate: float) -> dict[str, Any]:
+    """A point of the map, averaged over seeds, and whether it works."""
+    here: dict[str, Any] = {"temperature": temperature, "log_variance_lr": rate, "steps": 1}
+    top1, draws = _average(rows, "top1", **here), _average(rows, "draws.top1", **here)
+    sigma = _average(rows, "median_sigma", **here)
+    longer = [row["median_sigma"] for row in rows if all(row[k] == v for k, v in {**here, "steps": 2}.items())]
+    change = abs(mean(longer) / sigma - 1) if longer else None
+    return {
+        "to_byol": top1 - _average(rows, "top1", temperature=None),
+        "draws_to_means": draws - top1,
+        "median_sigma": sigma,
+        "sigma_magnitude_spearman": _average(rows, "sigma_magnitude_spearman", **here),
+        "change": change,
+        "accurate": top1 >= _average(rows, "top1", temperature=None) - POINTS and draws >= top1 - POINTS,
+        "settled": change is not None and change < SETTLED,
+    }
+
+
+def _accurate(rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
+    """The points with (a) and (b), those with the largest sigma first."""
+    points = [(t, r, point(rows, t, r)) for t in TEMPERATURES for r in RATES]
+    works = [(t, r, p["median_sigma"]) for t, r, p in points if p["accurate"]]
+    return [(t, r) for t, r, _ in sorted(works, key=lambda it: -it[2])]
+
+
+def chosen(rows: list[dict[str, Any]]) -> tuple[float, float] | None:
+    """Temperature and learning rate of the working point, if there is one."""
+    return next(((t, r) for t, r in _accurate(rows) if point(rows, t, r)["settled"]), None)
+
+
+def draw(rows: list[dict[str, Any]], scale: str) -> Figure:
+    """Over the temperature: top-1 at the means and of draws beside BYOL's; sigma; sigma against magnitude."""
+    with mpl.rc_context({"font.size": 9, "axes.grid": True, "grid.alpha": 0.4}):
+        figure = Figure(figsize=(10, 3.2), layout="constrained")
+        accuracy, sigma, rank = figure.subplots(1, 3)
+        byol = [100 * row["top1"] for row in rows if row["temperature"] is None]
+        accuracy.axhspan(min(byol), max(byol) + 1e-3, color="0.6", alpha=0.5, label="BYOL")
+        for i, rate in enumerate(RATES):
+            mine = [row for row in rows if row["log_variance_lr"] == rate and row["steps"] == 1]
+            t = sorted({row["temperature"] for row in mine})
+            lines = {
+                key: [_average(mine, key, temperature=value) for value in t]
+                for key in ("top1", "draws.top1", "draws_unaligned.top1", "median_sigma", "sigma_magnitude_spearman")
+            }
+            colour = f"C{i}"
+            for key, dash, label in (
+                ("top1", "-", "means"),
+                ("draws.top1", "--", "draws"),
+                ("draws_unaligned.top1", ":", "draws, not aligned"),
+            ):
+                accuracy.plot(
+                    t,
+                    [100 * v for v in lines[key]],
+                    dash,
+                    color=colour,
+                    marker="o",
+                    ms=3,
+                    label=f"{label}, lr {rate:g}",
+                )
+            sigma.plot(t, lines["median_sigma"], color=colour, marker="o", ms=3, label=f"lr {rate:g}")
+            rank.plot(t, lines["sigma_magnitude_spearman"], color=colour, marker="o", ms=3, label=f"lr {rate:g}")
+        sigma.set_yscale("log")
+        for axes, label in (
+            (accuracy, "top-1 of the probe (%)"),
+            (sigma, "median sigma"),
+            (rank, "Spearman, sigma and |mean|"),
+        ):
+            axes.set_xscale("log")
+            axes.set_xlabel("temperature")
+            axes.set_ylabel(label)
+        accuracy.legend(fontsize=6)
+        sigma.legend(fontsize=7)
+        return figure

@@ -1,0 +1,63 @@
+"""Which images of a source are trained on, which of these are the reference bank, and which are set aside.
+
+One fixed random order of the source's images decides, the same for every seed and method: the first are trained on
+(the very first are the bank), the last are set aside to calibrate scores. So where only a part is trained on, the
+calibration images come from the rest.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from byov.config import Config
+from byov.data.images import Split
+from byov.files import write_json
+from byov.randomness import fold, permutation
+from byov.training.learners import ORDER
+
+BANK = 1000  # METHOD: soft assignment to 1,000 bank images
+CALIBRATION = 1000  # at most, and a twentieth of the source: percentiles to .1, for little of what can be learned
+DRAWS = 6  # first part of the key of an evaluation's draws; `learners` has those before it
+SPLIT: Split = "train"
+FILE = Path("reference") / "images.json"
+
+
+class Division(NamedTuple):
+    """Sorted indices into the source's training images."""
+
+    trained: Tensor
+    bank: Tensor
+    calibration: Tensor
+
+
+def divide(total: int, images: int, calibration: int) -> Division:
+    """Divides a source's `total` images; those trained on and those set aside never overlap."""
+    assert images + calibration <= total, "resolve the config first"
+    order = permutation(total, fold(ORDER, 10))
+    parts = order[:images], order[: min(BANK, images)], order[total - calibration :]
+    return Division(*(part.sort().values for part in parts))
+
+
+def set_aside(total: int) -> int:
+    """How many images are set aside to calibrate, where the user does not say."""
+    return min(CALIBRATION, total // 20)
+
+
+def write_reference(folder: Path, config: Config, total: int, fingerprint: str | None, division: Division) -> None:
+    """Writes `reference/images.json`: all that is needed to find bank, calibration images and draws again."""
+    write_json(
+        folder / FILE,
+        {
+            "source": config.data,
+            "split": SPLIT,
+            "images": total,
+            "fingerprint": fingerprint,
+            "order_key": [fold(ORDER, 10)],
+            "draw_key": [DRAWS, config.seed, "k"],
+            "bank": division.bank.tolist(),
+            "calibration": division.calibration.tolist(),
+        },
+    )

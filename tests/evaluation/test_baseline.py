@@ -1,0 +1,38 @@
+"""The difference to another run, by hand and against the normal approximation."""
+
+import pytest
+import torch
+
+from byov.evaluation.baseline import differences, intervals
+
+
+def test_differences_of_what_both_have() -> None:
+    own = {"top1": 0.75, "draws.top1": 0.5, "nll": None, "probe_converged": True, "probe_l2": 1.0, "mine": 1.0}
+    own |= {"settings": {}, "bins": [[1]], "pixels.top1": 0.5}
+    other = {"top1": 0.5, "nll": 1.0, "probe_converged": True, "probe_l2": 0.5, "theirs": 2.0, "bins": [[1]]}
+    other |= {"settings": {}, "pixels.top1": 0.25}
+    assert differences(own, other, still=False) == {"baseline.top1": 0.25}
+    # of a run without random weights, the means stand in for draws
+    assert differences(own, other, still=True) == {"baseline.top1": 0.25, "baseline.draws.top1": 0.0}
+    assert differences(own, other | {"draws.top1": 0.25}, still=False)["baseline.draws.top1"] == 0.25
+
+
+def test_intervals_are_paired_by_image() -> None:
+    """The two runs differ far less than the images do: paired, the interval is as narrow as the difference's spread."""
+    g = torch.Generator().manual_seed(0)
+    hard = 10 * torch.randn(1000, generator=g, dtype=torch.float64)
+    off = 0.2 * torch.randn(1000, generator=g, dtype=torch.float64)
+    own, other = {"means.nll": hard + off, "score.entropy": hard}, {"means.nll": hard, "score.entropy": hard}
+    found = intervals(own, other, still=False)
+    low, high = found.pop("baseline.nll_interval")
+    assert not found
+    error = float(off.std()) / 1000**0.5
+    centre = float(off.mean())
+    # quantiles of 2,000 resamples have a standard error of about .06 standard errors at 2.5%
+    assert low == pytest.approx(centre - 1.96 * error, abs=0.3 * error)
+    assert high == pytest.approx(centre + 1.96 * error, abs=0.3 * error)
+    assert set(intervals(own | {"draws.nll": hard}, other, still=True)) == {
+        "baseline.nll_interval",
+        "baseline.draws.nll_interval",
+    }
+    assert intervals({"means.nll": hard[:5]}, other, still=False) == {}  # other images

@@ -1,0 +1,202 @@
+"""The label-free scores: each candidate by hand, percentiles, and that all come from one pass over the same draws."""
+
+from pathlib import Path
+
+import handmade
+import numpy as np
+import pytest
+import torch
+from scipy.stats import entropy, percentileofscore
+from sklearn.covariance import shrunk_covariance
+from sklearn.neighbors import NearestNeighbors
+
+from byov.errors import BadInput
+from byov.evaluation.reference import Bank, at_draw
+from byov.evaluation.run import Run
+from byov.evaluation.score import CANDIDATES, TERMS, Candidate, OneDraw, Scorer, candidate_scores
+
+IMAGES = handmade.images(7, seed=1)
+DRAWS = 4
+AT_MEANS = {name for name, candidate in CANDIDATES.items() if not candidate.least_draws}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    torch.manual_seed(0)
+    return handmade.run(tmp_path / "run", handmade.Affine(6), sigma=0.3)
+
+
+@pytest.fixture
+def deterministic(tmp_path: Path) -> Run:
+    torch.manual_seed(0)
+    return handmade.run(tmp_path / "run", handmade.Affine(6), where="none")
+
+
+def of_draw(run: Run, k: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Raw features of the images, aligned and centred features of images and bank; by METHOD's formula."""
+    bank = Bank(run)
+    with at_draw(run.encoder, run.config.seed, k):
+        raw, reference = (run.encoder(images).double().numpy() for images in (IMAGES, bank.images))
+    with torch.no_grad():
+        spread = run.encoder(bank.images).double().numpy().std(0)
+    mean, std = reference.mean(0), reference.std(0)
+    return raw, (raw - mean) / std * spread, (reference - mean) / std * spread
+
+
+def expected_scores(run: Run) -> dict[str, np.ndarray]:
+    """Every candidate written out plainly, draws all in memory, by other libraries where they have it."""
+    draws = [of_draw(run, k) for k in range(DRAWS)]
+    spread = of_draw(run, None)[2].std(0)
+    raw, images = np.stack([d[0] for d in draws]), np.stack([d[1] for d in draws])
+
+    def distances(images: np.ndarray, bank: np.ndarray) -> np.ndarray:
+        return NearestNeighbors(n_neighbors=10).fit(bank).kneighbors(images)[0].mean(1)
+
+    def whitened(images: np.ndarray, bank: np.ndarray) -> np.ndarray:
+        scaled = bank / spread
+        inverse = np.linalg.inv(shrunk_covariance(scaled.T @ scaled / len(scaled), 0.1))
+        return np.sqrt(np.einsum("ni,ij,nj->n", images / spread, inverse, images / spread))
+
+    unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)  # noqa: E731
+    p = np.stack([np.exp(unit(d[1]) @ unit(d[2]).T / 0.1) for d in draws])
+    p /= p.sum(2, keepdims=True)
+    information = entropy(p, p.mean(0, keepdims=True), axis=2).mean(0)  # mean KL of a draw to all draws together
+    near = [NearestNeighbors(n_neighbors=10).fit(d[2]).kneighbors(d[1])[1] for d in draws]
+    pairs = [(a, b) for a in range(DRAWS) for b in range(a)]
+    common = [np.mean([len(set(near[a][i]) & set(near[b][i])) / 10 for a, b in pairs]) for i in range(len(IMAGES))]
+    neighbours = np.mean([distances(d[1], d[2]) for d in draws], axis=0)
+    still = of_draw(run, None)
+    return {
+        "variance": raw.var(0, ddof=1).mean(1),
+        "direction": 1 - np.linalg.norm(unit(raw).mean(0), axis=1),
+        "aligned_variance": (images / spread).var(0, ddof=1).mean(1),
+        "assignment": information,
+        "neighbours": neighbours,
+        "disagreement": 1 - np.array(common),
+        "mahalanobis": np.mean([whitened(d[1], d[2]) for d in draws], axis=0),
+        "product": neighbours * information,
+        "knn": distances(still[1], still[2]),
+        "mahalanobis_at_means": whitened(still[1], still[2]),
+    }
+
+
+def test_every_candidate_against_its_plain_definition(run: Run) -> None:
+    found, expected = candidate_scores(run, IMAGES, DRAWS), expected_scores(run)
+    assert found.keys() == CANDIDATES.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=2e-4, atol=1e-6, err_msg=name)
+        assert values.std() > 1e-3 * values.mean(), f"{name} says the same of all images"
+
+
+def test_draws_that_only_shift_and_stretch_say_nothing(tmp_path: Path) -> None:
+    """Once aligned, they all equal the means: no spread, no disagreement, and the distance is that at the means."""
+    torch.manual_seed(0)
+    run = handmade.run(tmp_path / "run", handmade.ShiftedAndStretched(6), sigma=0.2)
+    found = candidate_scores(run, IMAGES, DRAWS)
+    for name in ("aligned_variance", "assignment", "disagreement", "product"):
+        assert float(found[name].abs().max()) < 1e-5, name
+    for drawn, still in (("neighbours", "knn"), ("mahalanobis", "mahalanobis_at_means")):
+        torch.testing.assert_close(found[drawn], found[still], rtol=1e-4, atol=1e-4)
+    assert float(found["variance"].min()) > 1e-3
+
+
+def test_bank_images_have_themselves_for_a_neighbour(run: Run) -> None:
+    bank = Bank(run)
+    draw = OneDraw(bank, bank.means.features, None)
+    distances, which = draw.nearest
+    assert torch.equal(which[:, 0], torch.arange(len(bank.images)))
+    assert float(distances[:, 0].max()) < 2e-3 * float(distances[:, 1:].mean())  # rounding, under a square root
+
+
+def test_far_images_are_less_certain(run: Run) -> None:
+    """Bright where the source's images are dark and the other way round, in blocks: nothing like uniform noise."""
+    odd = torch.zeros(4, 1, 4, 4)
+    odd[:2, :, :2], odd[2:, :, 2:] = 1, 1
+    usual = Bank(run).calibration_images()
+    for name in ("neighbours", "knn", "mahalanobis"):
+        scorer = Scorer(run, name, DRAWS)
+        assert scorer.scores(odd).uncertainty.min() > scorer.scores(usual).uncertainty.median(), name
+
+
+# -------------------------------------------------------------------------------------------------------------- scorer
+
+
+def test_a_scorer_gives_one_of_the_candidates_and_the_embedding(run: Run) -> None:
+    everything = candidate_scores(run, IMAGES, DRAWS)
+    for name in CANDIDATES:
+        found = Scorer(run, name, DRAWS).scores(IMAGES)
+        torch.testing.assert_close(found.uncertainty, everything[name], msg=name)
+        assert torch.equal(found.embedding, run.features(IMAGES))
+    assert torch.equal(Scorer(run, draws=DRAWS).scores(IMAGES).uncertainty, everything["neighbours"])
+
+
+def test_percentiles_are_those_among_the_calibration_images(run: Run) -> None:
+    scorer = Scorer(run, draws=DRAWS)
+    usual = Bank(run).calibration_images()
+    among, found = scorer.scores(usual), scorer.scores(IMAGES)
+    for scores in (found, among):
+        expected = [percentileofscore(among.uncertainty, u, "mean") for u in scores.uncertainty]
+        np.testing.assert_allclose(scores.percentile, expected)
+    assert sorted(among.percentile.tolist()) == [5 * i + 2.5 for i in range(20)]
+
+
+def test_chunks_and_batches_change_nothing_and_calibration_is_kept(run: Run) -> None:
+    whole = Scorer(run, draws=DRAWS).scores(IMAGES)
+    (run.folder / "images.npz").unlink()  # bank and calibration are kept: the source is no longer needed
+    scorer = Scorer(run, draws=DRAWS, batch_size=2)
+    chunks = [scorer.scores(chunk) for chunk in torch.split(IMAGES, 3)]
+    for i in range(3):
+        torch.testing.assert_close(torch.cat([chunk[i] for chunk in chunks]), whole[i], rtol=1e-5, atol=1e-5)
+
+
+def test_a_block_after_another(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, everything = Scorer(run, draws=DRAWS).scores(IMAGES), candidate_scores(run, IMAGES, DRAWS)
+    monkeypatch.setattr("byov.evaluation.score.BLOCK", 3)
+    told: list[tuple[int, int]] = []
+    again = candidate_scores(run, IMAGES, DRAWS, progress=lambda what, done, total: told.append((done, total)))
+    assert told == [(3, 7), (6, 7), (7, 7)]
+    torch.testing.assert_close(Scorer(run, draws=DRAWS).scores(IMAGES), whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(again, everything, rtol=1e-4, atol=1e-5)
+
+
+def test_a_deterministic_run_has_its_distance_at_the_means(deterministic: Run) -> None:
+    found = deterministic.score(IMAGES)
+    assert torch.equal(found.uncertainty, Scorer(deterministic, "knn").scores(IMAGES).uncertainty)
+    assert found.percentile is not None
+    assert candidate_scores(deterministic, IMAGES).keys() == AT_MEANS
+    with pytest.raises(BadInput, match="nothing random: use knn"):
+        Scorer(deterministic, "neighbours")
+
+
+def test_run_score(run: Run) -> None:
+    assert torch.equal(run.score(IMAGES, draws=3).uncertainty, Scorer(run, draws=3).scores(IMAGES).uncertainty)
+    none = run.score(IMAGES[:0], draws=2)
+    assert none.uncertainty.shape == (0,) and none.embedding.shape == (0, 6) and none.percentile.shape == (0,)
+
+
+def test_without_calibration_images_there_are_no_percentiles_and_it_is_said_once(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    run = handmade.run(tmp_path / "run", handmade.Affine(6), calibration=0)
+    said: list[str] = []
+    scorer = Scorer(run, draws=2, say=said.append)
+    assert scorer.scores(IMAGES).percentile is None and scorer.scores(IMAGES).percentile is None
+    assert len(said) == 1 and "--calibration" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("score", "draws", "word"),
+    [("nearness", 5, "no score"), ("variance", 1, "at least 2 draws"), ("neighbours", 0, "at least 1 draw,")],
+)
+def test_what_cannot_be_scored_is_one_sentence(run: Run, score: str, draws: int, word: str) -> None:
+    with pytest.raises(BadInput, match=word):
+        Scorer(run, score, draws)
+    with pytest.raises(BadInput, match=word):
+        candidate_scores(run, IMAGES, draws, [score])
+    with pytest.raises(BadInput, match="shape"):
+        Scorer(run).scores(torch.zeros(2, 3, 4, 4))
+
+
+def test_candidates_name_terms_that_there_are() -> None:
+    used = {term for candidate in CANDIDATES.values() for term in candidate.terms}
+    assert used == set(TERMS)
+    assert all(isinstance(candidate, Candidate) for candidate in CANDIDATES.values())
