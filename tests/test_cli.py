@@ -341,3 +341,21 @@ def test_a_nan_stops_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str],
 def test_a_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("mine")
     assert "cannot use" in complaint(capsys, "train", "digits", "--out", tmp_path / "file" / "run", *SMALL)
+
+
+def test_ctrl_c_before_there_is_anything_to_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("byov.training.run.prepare", interrupted)
+    assert complaint(capsys, "train", "digits", "--out", tmp_path / "run", code=130) == "interrupted."
+    assert not (tmp_path / "run").exists()
+
+
+def test_resuming_what_is_finished_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path / "run")
+    before = (tmp_path / "run" / LAST).read_bytes()
+    capsys.readouterr()
+    assert run("train", "--out", tmp_path / "run", "--resume") == 0
+    assert "this run is finished; --extend EPOCHS lengthens it\n" in capsys.readouterr().err
+    assert (tmp_path / "run" / LAST).read_bytes() == before

@@ -56,7 +56,10 @@ def test_flags_reach_the_results_and_the_report(trained: dict[str, Path], tmp_pa
     for row in ("draws", "draws, not aligned", "with a temperature", "1% of the labels", "less the baseline"):
         assert f"\n  {row} " in printed.out
     assert f"{results['draws.nll']:.4f}" in printed.out and printed.out.endswith(f"written: {path}\n")
-    assert len(printed.out.splitlines()) < 15 and "is made now" in printed.err
+    assert len(printed.out.splitlines()) < 20 and "is made now" in printed.err
+    assert (
+        "\ntold apart, AUROC " in printed.out and " probe's confidence " in printed.out and "warning" not in printed.err
+    )
     assert results["settings"]["ood"]["sources"] == [noise, f"{noise}@train"]
     assert sum(key.endswith(".images") for key in results) == 2
     page = tmp_path / "page.html"
@@ -128,3 +131,33 @@ def test_align_compares_with_supervised_runs(trained: dict[str, Path], tmp_path:
     assert run("evaluate", trained["byov"], "--align", trained["byol"], "--threads", 1) == 2
     assert "supervised-bbb" in capsys.readouterr().err
     assert run("evaluate", trained["byov"], "--align", *others, others[0], "--threads", 1) == 2
+
+
+def test_shifts_are_printed_and_a_smaller_evaluation_warns(trained: dict[str, Path], capsys) -> None:
+    assert run("evaluate", trained["byol"], "--shifts", "--threads", 1) == 0
+    printed = capsys.readouterr().out
+    path = trained["byol"] / "results" / "evaluation.json"
+    results = json.loads(path.read_text())
+    names = {key.split(".")[1] for key in results if key.startswith("shifts.")}
+    mean = sum(results[f"shifts.{name}.5.top1"] for name in names) / len(names)
+    assert f"\nmean of {len(names)} shifts " in printed and f"\n  severity 5       {mean:.4f}" in printed
+    assert run("evaluate", trained["byol"], "--threads", 1) == 0
+    assert f"warning: {path} will be replaced: give --shifts too" in capsys.readouterr().err
+
+
+def test_mistakes_are_told_before_the_work(
+    trained: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setenv("BYOV_DATA", str(tmp_path))
+    bayesian = tmp_path / "bbb"
+    assert run("train", "digits", "--method", "supervised-bbb", "--out", bayesian, *SMALL) == 0
+    capsys.readouterr()
+    for flags, says in (
+        (("--ood",), "--ood needs at least one source"),
+        (("--align",), "--align needs at least one run"),
+        (("--ood", "digits", "mnist@test"), "run `byov data get mnist`"),
+        (("--align", bayesian), "has nothing random"),
+    ):
+        assert run("evaluate", trained["byol"], *flags) == 2
+        printed = capsys.readouterr()
+        assert says in printed.err and printed.err.count("\n") == 1 and printed.out == ""

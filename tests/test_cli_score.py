@@ -79,6 +79,8 @@ def test_a_folder_becomes_a_table_and_a_page(
     assert score(trained, out, method=method) == 0
     printed = capsys.readouterr()
     assert "warning: 2 of 90 files" in printed.err and "Traceback" not in printed.err
+    aside = byov.load(trained / method).config.calibration
+    assert f"\n(percentile: among the {aside} images that were set aside" in printed.out
     assert printed.out.endswith(f"written: {out}, {tmp_path / 'odd.html'}\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["odd.html", "odd.parquet", "odd.skipped.txt"]
     table = pq.read_table(out)
@@ -160,7 +162,9 @@ def test_no_in_one_sentence(trained: Path, tmp_path: Path, capsys: pytest.Captur
     for out, more, says in (
         (taken, {}, "exists already"),
         (tmp_path / "odd.txt", {}, "ends in .parquet or .csv"),
-        (tmp_path / "new.csv", {"images": tmp_path / "nowhere"}, "there is no source"),
+        (tmp_path / "new.csv", {"images": tmp_path / "nowhere"}, f"there is no folder {tmp_path / 'nowhere'}; check"),
+        (tmp_path / "new.csv", {"images": "nowhere"}, "there is no source"),
+        (tmp_path / "new.csv", {"images": taken}, "is a file; give the folder"),
         (tmp_path / "new.csv", {"images": "digits"}, "takes images of shape"),
         (tmp_path / "new.csv", {"method": "no-run"}, "there is no run"),
     ):

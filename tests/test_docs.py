@@ -20,6 +20,7 @@ from byov import metrics
 from byov._torchvision import import_torchvision
 from byov.cli import main
 from byov.config import Config, Model, Monitor, Optim
+from byov.data.sources import names as source_names
 from byov.data.sources import open_source
 from byov.evaluation.export import export
 from byov.training.run import prepare
@@ -153,3 +154,34 @@ def test_what_is_exported_is_documented() -> None:
     assert {name for module, name, _ in rows if module == "byov.metrics"} == set(metrics.__all__)
     for name in byov.__all__:
         assert f"byov.{name}" in modules or name in {row for _, row, _ in rows}
+
+
+# --------------------------------------------------------------------------------------------------------------- links
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
+)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target, _, heading in (link.partition("#") for link in re.findall(r"\]\(([^)\s]+)\)", text)):
+        if "://" in target:
+            continue
+        there = page.parent / target if target else page
+        assert there.exists(), f"{page.name} links to {target}"
+        if heading:
+            headings = re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.MULTILINE)
+            assert heading in {re.sub(r"[^\w -]", "", found.lower()).replace(" ", "-") for found in headings}
+    for name in re.findall(r"`(docs/[\w./-]+)`", text):
+        assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+def test_commands_use_sources_that_there_are() -> None:
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for command in re.findall(r"^(?:byov|torchrun) .*$", page.read_text(encoding="utf-8"), re.MULTILINE):
+            words = command.partition(" #")[0].split()
+            for flag in ("--data", "--ood", "get"):
+                for word in words[words.index(flag) + 1 :] if flag in words else []:
+                    if word.startswith("-"):
+                        break
+                    assert ":" in word or word in source_names(), f"{page.name}: {command}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -169,11 +171,13 @@ class Study:
     """Make a figure or table from runs that are trained where they are missing; can be stopped and repeated."""
 
     name: Annotated[str, Positional, arg(metavar="NAME")]
-    """The study, or all."""
+    """The study, or all; any other name is answered with a list of them."""
     scale: Literal["micro", "mini"] = "micro"
     """micro: digits; mini: CIFAR-10, 10,000 images."""
     seeds: int | None = None
     """Seeds of every run. Unset: the scale's (1, 3)."""
+    data: Annotated[str | None, arg(metavar="SOURCE")] = None
+    """Another source than the scale's."""
     jobs: int = 1
     """Runs trained at the same time; with one a core each is slower, all together are faster."""
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("studies")
@@ -207,7 +211,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         reason = (error.strerror or str(error)).lower()
         print(f"byov: cannot use {error.filename}: {reason}; check the path and its permissions.", file=sys.stderr)
         code = BAD_INPUT
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # where a command has something to keep, it has said so itself
+        if _rank() == 0:
+            print("byov: interrupted.", file=sys.stderr)
         code = INTERRUPTED
     sys.exit(code)
 
@@ -284,7 +290,11 @@ def _train(arguments: list[str]) -> int:
                 say=stages.say,
             )
         console.print(describe(trainer, origin), soft_wrap=True, markup=False)
-        console.print(_duration(estimate_seconds(trainer)))
+        finished = trainer.step >= trainer.total
+        length = (
+            "this run is finished; --extend EPOCHS lengthens it" if finished else _duration(estimate_seconds(trainer))
+        )
+        console.print(length)
         try:
             with StepProgress(console, trainer) as progress:
                 trainer.say, trainer.on_step = progress.say, progress.on_step
@@ -328,6 +338,7 @@ def _evaluate(arguments: list[str]) -> int:
 
     from byov.evaluation.evaluate import evaluate, results_path
     from byov.evaluation.run import load
+    from byov.evaluation.score import is_deterministic
     from byov.progress import StageProgress
     from byov.training.loop import Interrupted
     from byov.training.resolve import resolve_device
@@ -336,11 +347,22 @@ def _evaluate(arguments: list[str]) -> int:
         raise BadInput("--threads must be at least 1.")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
+    for name, given, takes in (("--ood", options.ood, "source"), ("--align", options.align, "run")):
+        if name in arguments and not given:
+            raise BadInput(f"{name} needs at least one {takes} after it.")
+    _check_fetched(options.ood)
     if len(options.align) > 2 or any(load(path).config.method != "supervised-bbb" for path in options.align):
         raise BadInput("--align takes one or two runs of --method supervised-bbb.")
     console = Console(stderr=True, highlight=False, emoji=False)
     with disk_space_checked(options.run / "results"), StageProgress(console) as progress:
         run = load(options.run, resolve_device(options.device))
+        if options.align and is_deterministic(run):
+            raise BadInput(f"{options.run} has nothing random in its encoder, so no draws: leave out --align.")
+        path = results_path(run, options.data or run.config.data, options.teacher)
+        if lost := _replaced(path, options):
+            progress.say(
+                f"warning: {path} will be replaced: give {' '.join(lost)} too, or what it holds of that is lost."
+            )
         try:
             results = evaluate(
                 run,
@@ -360,10 +382,43 @@ def _evaluate(arguments: list[str]) -> int:
             progress.say("interrupted: finished sections are kept; the same command goes on.")
             return INTERRUPTED
     print(_measures(str(options.run), results))
+    for table in (_shifted(results), _told_apart(results)):
+        if table:
+            print(f"\n{table}")
     if agreement is not None:
-        print(agreement)
-    print(f"written: {results_path(run, options.data or run.config.data, options.teacher)}")
+        print(f"\n{agreement}")
+    print(f"written: {path}")
     return DONE
+
+
+def _check_fetched(sources: Sequence[str]) -> None:
+    """Bad input if one of these is yet to be fetched: known now, not when its turn comes."""
+    from byov.data import fetch
+
+    for name in (source.split("@")[0] for source in sources):
+        if name in fetch.PUBLISHED and not fetch.is_there(name):
+            raise BadInput(f"{name} is not in {fetch.data_folder()}; run `byov data get {name}`.")
+
+
+def _replaced(path: Path, options: Evaluate) -> list[str]:
+    """The flags without which results that are there would be lost."""
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    if not isinstance(before, dict):
+        return []
+    asked = {
+        "draws": options.draws,
+        "shifts": options.shifts,
+        "ood": options.ood,
+        "semi": options.semi,
+        "finetune": options.finetune,
+        "baseline": options.baseline,
+    }
+    return [
+        f"--{name}" for name, flag in asked.items() if not flag and any(key.startswith(f"{name}.") for key in before)
+    ]
 
 
 def _align(run: Any, options: Evaluate, progress: Any) -> str:
@@ -410,6 +465,7 @@ def _score(arguments: list[str]) -> int:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     check_place(options.out, options.page)
+    _check_folder(options.images)
     run = load(options.run, resolve_device(options.device))
     with StageProgress(Console(stderr=True, highlight=False, emoji=False)) as stages:
         progress, say = _with_speed(stages), stages.say
@@ -420,7 +476,7 @@ def _score(arguments: list[str]) -> int:
 
         def page(scored: Scored) -> None:
             facts = [(name.replace("_", " "), str(value)) for name, value in settings.items()]
-            write_gallery(scored, stream, page_path(options.out), facts, progress)
+            write_gallery(scored, stream, page_path(options.out), facts, progress, run.config.calibration)
 
         try:
             scored = score_images(
@@ -437,8 +493,19 @@ def _score(arguments: list[str]) -> int:
             say("interrupted: what is scored is kept; the same command goes on.")
             return INTERRUPTED
     print(_oddest(scored.names, scored.uncertainty, scored.percentile))
+    if scored.percentile is not None and run.config.calibration is not None:
+        print(f"(percentile: among the {run.config.calibration:,} images that were set aside when the run was trained)")
     print(f"written: {options.out}" + (f", {page_path(options.out)}" if options.page else ""))
     return DONE
+
+
+def _check_folder(images: str) -> None:
+    """Bad input for what can only be a path, but is no folder."""
+    path = Path(images).expanduser()
+    if path.is_file():
+        raise BadInput(f"{images} is a file; give the folder in which the images lie.")
+    if ":" not in images and "@" not in images and os.sep in images and not path.exists():
+        raise BadInput(f"there is no folder {images}; check the path.")
 
 
 def _with_speed(stages: StageProgress) -> Callable[[str, int, int], None]:
@@ -544,7 +611,8 @@ def _study(arguments: list[str]) -> int:
     from byov.studies.lab import Lab
     from byov.studies.make import make, names
 
-    lab = Lab(options.out, options.scale, options.seeds, options.jobs, lambda text: print(text, file=sys.stderr))
+    say = partial(print, file=sys.stderr)
+    lab = Lab(options.out, options.scale, options.seeds, options.data, options.jobs, say)
     with disk_space_checked(options.out):
         for name in names() if options.name == "all" else [options.name]:
             print(f"written: {make(name, lab)}")
@@ -665,6 +733,44 @@ def _measures(name: str, results: dict[str, Any]) -> str:
         if f"{prefix}top1" in results
     ]
     return _grid([("", *keys), *rows], "l" + "r" * len(keys))
+
+
+def _shifted(results: dict[str, Any]) -> str:
+    """A small table: what is left under shifts, averaged over them; empty without --shifts."""
+    keys = [tuple(key.split(".")) for key in results if key.startswith("shifts.") and key.endswith(".top1")]
+    names = sorted({key[1] for key in keys if len(key) == 4})
+    severities = sorted({key[2] for key in keys if len(key) == 4})
+    if not keys:
+        return ""
+
+    def average(severity: str, measure: str) -> str:
+        values = [results.get(f"shifts.{name}.{severity}.{measure}") for name in names]
+        known = [value for value in values if value is not None]
+        return _four_digits(sum(known) / len(known) if known else None)
+
+    measures = ("top1", "ece", "brier", "nll")
+    rows = [
+        (f"  severity {severity}", *(average(severity, measure) for measure in measures)) for severity in severities
+    ]
+    return _grid([(f"mean of {len(names)} shifts", *measures), *rows], "l" + "r" * len(measures))
+
+
+def _told_apart(results: dict[str, Any]) -> str:
+    """A small table: AUROC of the uncertainties against other sources; empty without --ood."""
+    named = {
+        "max_softmax": "probe's confidence",
+        "mahalanobis": "class means",
+        "label_free_knn": "label-free, means",
+        "label_free_neighbours": "label-free, draws",
+    }
+    sources = [key.removeprefix("ood.").removesuffix(".images") for key in results if key.startswith("ood.")]
+    sources = [source for source in sources if f"ood.{source}.images" in results]
+    found = [(title, [results.get(f"ood.{s}.{score}.auroc") for s in sources]) for score, title in named.items()]
+    kept = [(title, column) for title, column in found if any(value is not None for value in column)]
+    if not sources:
+        return ""
+    rows = [(f"  {source}", *(_four_digits(column[i]) for _, column in kept)) for i, source in enumerate(sources)]
+    return _grid([("told apart, AUROC", *(title for title, _ in kept)), *rows], "l" + "r" * len(kept))
 
 
 def _four_digits(value: float | None) -> str:

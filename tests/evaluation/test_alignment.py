@@ -150,7 +150,8 @@ def test_supervised_predictions_equal_a_plain_loop(runs: dict[str, Run]) -> None
     run, images = runs["bbb"], open_source("digits").load("test").images[:150]
     told: list[tuple[int, int]] = []
     found = predict_supervised(run, images, 3, lambda what, done, total: told.append((done, total)))
-    network, plain = run.learner.posterior.eval(), []
+    network, plain = run.learner.posterior, []
+    assert not network.training  # as it was
     for k in range(3):
         with at_draw(network, run.config.seed, k):
             plain.append(network(images)[1].double().softmax(1))

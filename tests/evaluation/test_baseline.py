@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from byov.evaluation.baseline import differences, intervals
+from byov.evaluation.baseline import differences, intervals, without_draws
 
 
 def test_differences_of_what_both_have() -> None:
@@ -36,3 +36,10 @@ def test_intervals_are_paired_by_image() -> None:
         "baseline.draws.nll_interval",
     }
     assert intervals({"means.nll": hard[:5]}, other, still=False) == {}  # other images
+
+
+def test_what_hangs_on_draws() -> None:
+    still = {"top1": 1, "selective.entropy.aurc": 1, "shifts.blur.1.top1": 1, "means.nll": 1, "settings": 1}
+    drawn = ("draws.top1", "draws_unaligned.top1", "levels.encoder.raw.variance", "selective.label_free_knn.aurc")
+    more = ("shifts.blur.1.draws.top1", "ood.noise.draws_entropy.auroc", "score.draws_entropy")
+    assert without_draws(still | dict.fromkeys(drawn + more, 1)) == still

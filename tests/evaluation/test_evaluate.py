@@ -22,8 +22,12 @@ from byov.evaluation.evaluate import evaluate, results_path
 from byov.evaluation.kept import read_section
 from byov.evaluation.predictive import predict_classes, predict_levels
 from byov.evaluation.probe import fit_probe
+from byov.evaluation.prune import prune
+from byov.evaluation.pruning import Pruning
 from byov.evaluation.reference import Bank
 from byov.evaluation.run import Run
+from byov.evaluation.subject import load_labelled
+from byov.evaluation.working import weight_spread, working_measures
 from byov.training.run import prepare
 
 SMALL = Config(
@@ -234,3 +238,59 @@ def test_a_run_whose_images_are_gone_is_evaluated_on_others(folder: Path, tmp_pa
     assert 0 <= made["top1"] <= 1 and "no label-free scores" in said[0]
     with pytest.raises(BadInput, match=r"own\.npz"):
         evaluate(byov.load(tmp_path / "run"), f"npz:{folder / 'digits.npz'}", draws=2)
+
+
+def test_as_many_draws_are_compared_or_none(run: Run, folder: Path, tmp_path: Path) -> None:
+    prepare(replace(SMALL, data=run.config.data, seed=1), tmp_path / "other").run()
+    evaluate(byov.load(tmp_path / "other"), draws=1)
+    said: list[str] = []
+    made = evaluate(run, draws=2, baseline=tmp_path / "other", say=said.append)
+    assert any("of 1 draws, not 2" in text for text in said) and "baseline.top1" in made
+    assert not any("draws" in key for key in made if key.startswith("baseline."))
+    made = evaluate(run, draws=1, baseline=tmp_path / "other", say=said.append)
+    assert {"baseline.draws.top1", "baseline.draws.top1_interval"} <= set(made)
+
+
+def test_a_pruned_weight_has_no_sigma(run: Run, tmp_path: Path) -> None:
+    sigma = run.learner.posterior.sigma
+    prune(run, tmp_path / "pruned", Pruning("snr", 0.9, part="all"), curve=())
+    pruned = byov.load(tmp_path / "pruned")
+    found = evaluate(pruned)["median_sigma"]
+    assert found == weight_spread(pruned)["median_sigma"]
+    assert float(sigma.min()) <= found <= float(sigma.max())
+
+
+def test_another_bank_takes_nothing_over(run: Run) -> None:
+    def place() -> Path:
+        data = load_labelled(run, run.config.data, lambda *what: None)
+        evaluation = module._Evaluation(run, data, module.Wanted(), lambda *what: None, lambda text: None)
+        return evaluation.kept.place("uncertainty", None)
+
+    before, path = place(), run.folder / "reference" / "images.json"
+    told = path.read_text()
+    try:
+        assert place() == before
+        path.write_text(json.dumps(json.loads(told) | {"bank": json.loads(told)["bank"][:50]}))
+        assert place() != before
+    finally:
+        path.write_text(told)
+
+
+def test_a_baseline_without_a_teacher_is_refused_before_anything_is_done(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(replace(SMALL, data=run.config.data, method="supervised"), tmp_path / "other")
+    monkeypatch.setattr(module, "load_labelled", None)
+    with pytest.raises(BadInput, match="no teacher"):
+        evaluate(run, teacher=True, baseline=tmp_path / "other")
+
+
+def test_the_working_points_measures_are_the_evaluations(folder: Path, everything) -> None:
+    found = working_measures(byov.load(folder / "byov"), 4)
+    results = evaluate(byov.load(folder / "byov"), draws=4)
+    for key in ("top1", "ece", "brier", "nll", "draws.top1", "draws_unaligned.nll"):
+        assert found[key] == pytest.approx(results[key], abs=1e-6)
+    assert 0 <= found["validation.top1"] <= 1 and "validation.draws.top1" in found
+    assert -1 <= found["sigma_magnitude_spearman"] <= 1
+    still = working_measures(byov.load(folder / "byol"), 4)
+    assert still["median_sigma"] is None and "draws.top1" not in still

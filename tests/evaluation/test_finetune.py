@@ -83,3 +83,12 @@ def test_what_is_pruned_stays_so(subject: Subject, tmp_path: Path, monkeypatch: 
     for name, parameter in trainer.learner.posterior.module.named_parameters():
         if name in masks:
             assert not parameter[~masks[name]].any() and not torch.equal(parameter, before[name])
+
+
+def test_digits_are_not_mirrored_whatever_the_run_was_trained_on(subject: Subject, tmp_path: Path) -> None:
+    views = subject.run.config.views
+    photographs = replace(subject.run.config, views=replace(views, first=replace(views.first, flip=0.5)))
+    run = replace(subject.run, config=photographs)
+    for flips, expected in ((False, 0.0), (True, 0.5)):
+        there = replace(subject, run=run, data=replace(subject.data, flips=flips))
+        assert finetune._trainer(there, tmp_path / "tuning").config.views.first.flip == expected

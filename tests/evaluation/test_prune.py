@@ -72,6 +72,9 @@ def test_a_pruned_run_is_a_run_like_any_other(run, tmp_path: Path) -> None:
     assert evaluate(opened)["top1"] == results["refitted.top1"]
     assert not (out / "reference" / "draws").exists() and read_config(out / "config.yaml") == run.config
     write_report([out], tmp_path / "page.html")
+    summary, sigma = json.loads((out / "summary.json").read_text()), opened.learner.posterior.sigma
+    assert summary["random_weights"] == int((sigma > 0).sum()) < sigma.numel()
+    assert summary["median_sigma"] == pytest.approx(float(sigma[sigma > 0].median()))
     longer = prepare(read_config(out / "config.yaml"), out, extend=1)
     longer.run()
     assert zeros(byov.load(out)) == zeros(opened) and longer.step == 2 * run.step
@@ -156,6 +159,13 @@ def test_without_labels_features_are_compared(run, tmp_path: Path) -> None:
     cosines = [row["cosine"] for row in results["curve"]]
     assert cosines[0] == pytest.approx(1) and cosines[0] > cosines[1] > cosines[2] and "top1" not in results
     assert draw_pruning(results, tmp_path / "f.png").is_file()
+
+
+def test_labels_that_are_all_the_same_are_none(run, tmp_path: Path) -> None:
+    images = {f"x_{split}": open_source("digits").load("test").images[:30, 0].numpy() for split in ("train", "test")}
+    np.savez(tmp_path / "x.npz", **images, y_train=np.zeros(30, int), y_test=np.zeros(30, int))
+    found = prune(run, tmp_path / "run", Pruning("magnitude", 0.5), f"npz:{tmp_path / 'x.npz'}", curve=())
+    assert 0 < found["cosine"] < 1 and "top1" not in found
 
 
 def test_what_is_there_is_not_overwritten(run, tmp_path: Path) -> None:

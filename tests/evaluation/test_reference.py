@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from byov.errors import BadInput
 from byov.evaluation import reference
 from byov.evaluation.features import features_of
-from byov.evaluation.reference import Bank, Moments, aligned, at_draw, moments_of
+from byov.evaluation.reference import Bank, Moments, aligned, at_draw, constant, moments_of
 from byov.training.division import divide
 
 
@@ -145,3 +145,8 @@ def test_a_run_of_before_gets_its_list_on_demand(
     assert told["bank"] == divide(120, trained, 0).bank.tolist()
     assert told["calibration"] == divide(120, trained, calibration).calibration.tolist()
     assert bank.calibrates == (calibration > 0)
+
+
+def test_what_is_constant_but_for_rounding() -> None:
+    features = torch.tensor([[0.0, 1.0, 1.0, 1e-20], [0.0, 1.0, 1 + 2**-23, 0.0]])
+    assert constant(moments_of(features)).tolist() == [True, True, True, False]

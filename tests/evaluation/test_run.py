@@ -145,3 +145,17 @@ def test_what_is_no_run_is_refused(tmp_path) -> None:
         byov.load(tmp_path / "nowhere")
     with pytest.raises(BadInput, match="no checkpoint"):
         byov.load(tmp_path)
+
+
+def test_the_statistics_of_batches_are_neither_used_nor_moved_by_a_call(tmp_path) -> None:
+    config = replace(SMALL, model=Model(backbone="resnet-18", width=8, head_hidden=16, head_output=8))
+    prepare(config, tmp_path / "run").run()
+    opened = byov.load(tmp_path / "run")
+    images = open_source("digits").load("test").images[:9]
+    expected, teachers = opened.features(images), features_of(opened.teacher_encoder(), images)
+    with torch.no_grad():
+        torch.testing.assert_close(opened.encoder(images[:4]), expected[:4], rtol=1e-4, atol=1e-5)
+        opened.learner.posterior(images[:4])
+        opened.teacher_encoder()(images[:4])
+    assert torch.equal(opened.features(images), expected)
+    assert torch.equal(features_of(opened.teacher_encoder(), images), teachers)

@@ -200,3 +200,19 @@ def test_candidates_name_terms_that_there_are() -> None:
     used = {term for candidate in CANDIDATES.values() for term in candidate.terms}
     assert used == set(TERMS)
     assert all(isinstance(candidate, Candidate) for candidate in CANDIDATES.values())
+
+
+class Half(handmade.Affine):
+    """One more feature, which is dead but for images that are nearly white."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        white = (handmade.pixels(images).mean(1, keepdim=True) - 0.9).relu() * self.linear.weight[:1, :1].abs() * 1e3
+        return torch.cat([super().forward(images), white], dim=1)
+
+
+def test_a_feature_that_is_dead_over_the_bank_makes_no_infinite_score(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    run = handmade.run(tmp_path / "run", Half(6), sigma=0.3)
+    white = torch.full_like(IMAGES[:1], 255)
+    for name, score in candidate_scores(run, torch.cat([IMAGES, white]), DRAWS).items():
+        assert float(score.abs().max()) < 1e6, name

@@ -91,3 +91,12 @@ def test_what_was_stopped_goes_on(subject: Subject, monkeypatch: pytest.MonkeyPa
     found = pass_draws(subject, IMAGES, 5, "test").state()
     assert seen == [0, 1, 2, 3, 3, 4]
     assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_sums_over_many_draws_lose_no_digits(subject: Subject) -> None:
+    assert subject.bank is not None
+    drawn, features, draws = Drawn.nothing(30, 3), torch.randn(30, 6, generator=torch.Generator().manual_seed(0)), 300
+    for _ in range(draws):  # the same draw again and again: there is nothing that draws disagree about
+        drawn.update(subject.bank, subject.probe, features, 0)
+    assert all(total.dtype == torch.float64 for total in drawn.totals.values())
+    assert float(drawn.label_free_scores()[LABEL_FREE + "assignment"].max()) < 1e-6

@@ -109,6 +109,7 @@ def test_calibrated_by_construction() -> None:
 def test_certain_and_wrong_stays_finite() -> None:
     p, y = torch.tensor([[1.0, 0.0]]), torch.tensor([1])
     assert nll(p, y) == pytest.approx(-math.log(torch.finfo(torch.float32).tiny))
+    assert nll(p.double(), y) == nll(p, y)  # of draws, which are float64, as of the means
     assert (ece(p, y), brier(p, y)) == (1, 2)
 
 

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,14 @@ def test_without_percentiles_and_with_a_file_that_has_gone(tmp_path: Path) -> No
     assert ">Percentile<" not in page and 'class="percentile"' not in page
 
 
+def test_says_how_many_files_and_calibration_images() -> None:
+    scored = replace(of(np.array([1.0, 2.0])), skipped=[("a.png", "empty file")])
+    page = render(scored, in_memory(2), [], calibration=7)
+    assert "1 file could not be used" in page and "Against 7 images set aside" in page
+    assert '<span class="percentile" title="percentile">P75</span>' in page
+    assert "Against images set aside" in render(scored, in_memory(2), [])
+
+
 # -------------------------------------------------------------------------------------------------------- the browser
 
 ACTIONS = """
@@ -217,6 +226,6 @@ def test_sorting_filtering_and_opening_in_a_browser(tmp_path: Path, width: int) 
     assert large["open"] and large["grown"] and large["width"] == 8
     first = int(np.argmax(uncertainty))
     assert large["source"] == data_uri(in_memory(12).picture(first, 0))  # type: ignore[arg-type]
-    assert large["says"] == f"{names[first]} · #1 · 1.1 · 96%" == seen["back"]
+    assert large["says"] == f"{names[first]} · #1 · 1.1 · P96" == seen["back"]
     assert seen["next"].startswith(odd_first[1])
     assert seen["closed"] and seen["focus"] and seen["wide"] and seen["fetched"] == 0

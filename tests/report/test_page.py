@@ -241,3 +241,12 @@ def test_bad_input_gets_a_sentence(tmp_path: Path, undrawn: None) -> None:
         with pytest.raises(BadInput, match=says):
             write_report(runs, out)
     assert not (tmp_path / "r.html").exists()
+
+
+def test_a_pruned_run_is_told_from_the_one_it_was_made_from(tmp_path: Path, undrawn: None) -> None:
+    whole, pruned = fabricate(tmp_path / "whole", epochs=1), fabricate(tmp_path / "pruned")
+    (pruned / "results" / "pruning.json").write_text(json.dumps({"sparsity": 0.499, "rounds": []}))
+    page = write_report([whole, pruned], tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "byov on digits, vit-micro, 1 epoch, seed 0<br>" in page
+    assert "10 epochs, seed 0, 50% of its weights pruned</p>" in page
+    assert page.count("those of the run it was made from") == 1

@@ -25,6 +25,8 @@ def row(temperature: float | None, rate: float | None, top1: float, draws: float
         "steps": steps,
         "top1": top1,
         "draws.top1": draws,
+        "validation.top1": top1,
+        "validation.draws.top1": draws,
         "draws_unaligned.top1": draws - 0.1,
         "median_sigma": sigma,
         "sigma_magnitude_spearman": 0.1,

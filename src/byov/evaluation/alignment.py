@@ -207,6 +207,7 @@ class _Logits(nn.Module):
     def __init__(self, network: Posterior) -> None:
         super().__init__()
         self.network = network
+        self.training = network.training  # which `features_of` leaves as it was
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.network(images)[1]

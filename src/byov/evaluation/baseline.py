@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,15 @@ from byov.metrics import bootstrap
 
 NOT_COMPARED = ("settings", "untrained.", "pixels.", "baseline.", "probe_")  # what is no measure of the run
 PAIRED = ("means.", "draws.")  # before the names of an image's rows; those at the means have no prefix in the results
+
+DRAWN = re.compile(r"(^|\.)(draws|levels|label_free)")  # in a name, where how many draws there are makes a difference
+
+T = TypeVar("T")
+
+
+def without_draws(found: Mapping[str, T]) -> dict[str, T]:
+    """What does not hang on draws, of results or of rows of images."""
+    return {name: value for name, value in found.items() if not DRAWN.search(name)}
 
 
 def differences(own: Mapping[str, Any], other: Mapping[str, Any], still: bool) -> Measures:

@@ -21,7 +21,7 @@ from byov.data.fetch import Progress
 from byov.data.images import ImageSet
 from byov.data.shifts import SEVERITIES
 from byov.errors import BadInput
-from byov.evaluation.baseline import differences, intervals
+from byov.evaluation.baseline import differences, intervals, without_draws
 from byov.evaluation.finetune import finetune_measures, finetuning
 from byov.evaluation.kept import Kept, Section, digest, read_section, write_section
 from byov.evaluation.levels import level_measures
@@ -94,6 +94,8 @@ def evaluate(
     """
     wanted = Wanted(draws, shifts, tuple(ood), semi, finetune, teacher)
     other = None if baseline is None else _other_run(run, baseline)
+    if other is not None and teacher:
+        other.teacher_encoder()  # says no where there is none: asked first
     return _evaluate(run, data or run.config.data, wanted, other, progress, say)
 
 
@@ -149,7 +151,7 @@ class _Evaluation:
         self.progress, self.say = progress, say
         encoder: nn.Module = run.teacher_encoder() if wanted.teacher else run.encoder
         self.own = self._subject(encoder, run.image_shape[-1], str(run.folder), self._bank())
-        known = self.own.bank is not None
+        known = None if self.own.bank is None else self.own.bank.folder.name  # a digest of it
         seen = [data.name, fingerprint(data.train), fingerprint(data.test)]
         identity = [__version__, _weights(run), run.step, wanted.teacher, known, *seen]
         self.kept = Kept(run.folder / "results" / "partial", identity)
@@ -192,6 +194,7 @@ class _Evaluation:
                 measures |= self._measures(f"{name}-semi", None, partial(semi_measures, subject))
             results |= measures if subject is self.own else below(f"{name}.", measures)
         sigma = run.learner.posterior.sigma  # of all random weights, heads too
+        sigma = sigma[sigma > 0]  # a pruned weight has none
         return results | {"median_sigma": float(sigma.median()) if sigma.numel() else None}, rows
 
     def _draws(self) -> Section:
@@ -321,10 +324,13 @@ def _beside(
         say(f"{path} is not there, or of another step: it is made now, in the same way.")
         theirs = _evaluate(other, data, wanted, None, progress, say)
     results["settings"]["baseline"] = {"run": str(other.folder), "step": other.step, "made_now": made}
-    found = differences(strict(results), theirs, is_deterministic(other))
+    still, drawn = is_deterministic(other), theirs["settings"].get("draws")
     their_images = read_section(path.with_suffix(".safetensors"))
-    if their_images is not None and their_images.measures == images.measures:
-        found |= intervals(images.images, their_images.images, is_deterministic(other))
+    their_rows = their_images.images if their_images is not None and their_images.measures == images.measures else {}
+    if wanted.draws and not still and drawn != wanted.draws:
+        say(f"{path} is of {drawn} draws, not {wanted.draws}: what hangs on draws is not compared.")
+        theirs, their_rows = without_draws(theirs), without_draws(their_rows)
+    found = differences(strict(results), theirs, still) | intervals(images.images, their_rows, still)
     if lacking := [flag for flag in ("ood", "shifts", "semi", "finetune") if _lacks(flag, results, theirs)]:
         say(f"{path} has no {' and no '.join(lacking)}: evaluate {other.folder} with the same flags to compare these.")
     return found

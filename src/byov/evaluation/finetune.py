@@ -73,7 +73,8 @@ def _trainer(subject: Subject, folder: Path) -> Trainer:
 
 
 def _config(config: Config, subject: Subject) -> Config:
-    """The run's model and views, trained with labels and nothing random."""
+    """The run's model and views, trained with labels and nothing random; flips only where the source allows them."""
+    first = config.views.first
     return replace(
         config,
         data=subject.data.name,
@@ -84,6 +85,7 @@ def _config(config: Config, subject: Subject) -> Config:
         device=subject.run.encoder.means.device.type,
         threads=torch.get_num_threads(),
         precision="32-true",
+        views=replace(config.views, first=first if subject.data.flips else replace(first, flip=0.0)),
         posterior=Posterior(where="none"),
         optim=OPTIM,
         monitor=Monitor(knn_every=0, tensorboard=False),

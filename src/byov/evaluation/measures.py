@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -25,6 +24,7 @@ from byov.metrics import (
     selective_prediction,
     top_k_accuracy,
 )
+from byov.metrics.calibration import LEAST
 
 Measures = dict[str, Any]
 """Flat: a name with dots, and a number (or None where it is not defined)."""
@@ -65,7 +65,7 @@ def errors_of(probabilities: Tensor, labels: Tensor) -> Tensor:
 def image_rows(probabilities: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """What each image adds to top1, brier and nll: two runs on the same images are compared image by image."""
     p = probabilities.double()
-    own = p.gather(1, labels[:, None])[:, 0].clamp(min=torch.finfo(probabilities.dtype).tiny)
+    own = p.gather(1, labels[:, None])[:, 0].clamp(min=LEAST)
     return {
         "top1": (~errors_of(p, labels)).double(),
         "brier": (p - one_hot(labels, p.shape[1])).square().sum(1),

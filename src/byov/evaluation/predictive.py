@@ -9,7 +9,6 @@ processes share the draws.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
 from collections.abc import Callable
 from functools import partial
@@ -25,6 +24,7 @@ from byov.data.fetch import Progress
 from byov.data.resample import resized
 from byov.errors import BadInput
 from byov.evaluation.features import features_of
+from byov.evaluation.kept import digest
 from byov.evaluation.probe import Probe
 from byov.evaluation.reference import BATCH, Bank, Moments, aligned, at_draw, moments_of
 from byov.files import write_atomically
@@ -292,10 +292,7 @@ def _joined(found: dict[str, A], any_draws: bool, processes: Processes) -> dict[
 
 def work_key(bank: Bank, what: str, *tensors: Tensor) -> str:
     """A name for the work on these tensors with these weights."""
-    sha = hashlib.sha256(bank.folder.name.encode())
-    for tensor in tensors:
-        sha.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode() + tensor.cpu().contiguous().numpy().tobytes())
-    return f"{what}-{sha.hexdigest()[:16]}"
+    return f"{what}-{bank.folder.name}-{digest(*tensors)}"
 
 
 def _seen(bank: Bank, images: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ recipe's schedules anew: at the learning rate where they ended, nothing would mo
 from __future__ import annotations
 
 import copy
+import json
 import os
 import shutil
 import time
@@ -110,7 +111,16 @@ def prune(
         **asdict(how),
     }
     write_json(out / "results" / "pruning.json", results)
+    _tell_spread(_opened(run, out))
     return results
+
+
+def _tell_spread(run: Run) -> None:
+    """Puts the weights that are left into `summary.json`, which is the unpruned run's where nothing was retrained."""
+    path, sigma = run.folder / "summary.json", run.learner.posterior.sigma
+    if path.is_file() and len(left := sigma[sigma > 0]):
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        write_json(path, summary | {"random_weights": len(left), "median_sigma": float(left.median())})
 
 
 def _opened(run: Run, out: Path) -> Run:
@@ -221,12 +231,13 @@ class Judge:
 
 
 def _images(run: Run, data: str, progress: Progress, say: Say) -> tuple[ImageSet | None, ImageSet]:
-    """Images to fit a probe on (None where there are no labels for it) and images to test on."""
+    """Images to fit a probe on (None where there are no labels for it, or all are the same) and images to test on."""
     source = open_source(data, run.image_shape[-1])
     sets = [source.load(split, progress, say) for split in source.splits]
     for one in sets:
         run.check(one.images)
-    if len(sets) == 2 and all(one.labels is not None for one in sets):
+    labels = sets[0].labels
+    if len(sets) == 2 and labels is not None and len(torch.unique(labels)) > 1 and sets[1].labels is not None:
         own = data == run.config.data and run.config.images is not None
         return subset(sets[0], run.config.images or len(sets[0])) if own else sets[0], sets[1]
     return None, ImageSet(sets[-1].images[:UNLABELLED])

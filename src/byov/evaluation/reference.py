@@ -57,13 +57,17 @@ def moments_of(features: Tensor) -> Moments:
     return Moments(mean, std)
 
 
+def constant(moments: Moments) -> Tensor:
+    """(width,) bool: whether only rounding is left of a feature's spread."""
+    return moments.std <= torch.finfo(torch.float32).eps * moments.mean.abs()
+
+
 def aligned(features: Tensor, of: Moments, to: Moments) -> Tensor:
     """Features of a draw at which the bank has the moments `of`, brought to where it has the moments `to`.
 
     A feature that is constant over the bank at this draw is only shifted: there is no scale to go by.
     """
-    constant = of.std <= torch.finfo(torch.float32).eps * of.mean.abs()
-    scale = torch.where(constant, 1.0, to.std / of.std)
+    scale = torch.where(constant(of), 1.0, to.std / of.std)
     shift = to.mean - of.mean * scale
     return torch.addcmul(shift.to(features.dtype), features, scale.to(features.dtype))
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """A run's networks at its last checkpoint."""
+    """A run's networks at its last checkpoint, in evaluation mode."""
 
     folder: Path
     config: Config
@@ -50,7 +50,7 @@ class Run:
         return self.learner.teacher.module.get_submodule("encoder")
 
     def untrained_encoder(self) -> nn.Module:
-        """The same encoder as it was before training."""
+        """The same encoder with the random weights that its seed gives, whatever --init put in their place."""
         fresh = (
             build_learner(self.config, self.image_shape, self.classes).posterior.unwrapped().get_submodule("encoder")
         )
@@ -67,7 +67,7 @@ class Run:
 
 
 def load(folder: str | Path, device: str = "cpu") -> Run:
-    """Opens a run folder."""
+    """Opens a run folder. In training mode a call would use, and change, BatchNorm's statistics: it is not in it."""
     folder = Path(folder)
     if not folder.is_dir():
         raise BadInput(f"there is no run {folder}: train one with `byov train`, or check the path.")
@@ -79,4 +79,6 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
     learner.posterior.load_tensors(checkpoints.part(tensors, "student."), str(path))
     if learner.teacher is not None:
         learner.teacher.load_tensors(checkpoints.part(tensors, "teacher."), str(path))
-    return Run(folder, config, learner, learner.posterior.part("encoder"), state["step"], shape, state["classes"])
+        learner.teacher.eval()
+    encoder = learner.posterior.eval().part("encoder").eval()
+    return Run(folder, config, learner, encoder, state["step"], shape, state["classes"])

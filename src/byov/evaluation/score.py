@@ -24,7 +24,7 @@ from byov.data.fetch import Progress
 from byov.data.resample import resized
 from byov.errors import BadInput
 from byov.evaluation.features import features_of
-from byov.evaluation.reference import BATCH, Bank, Moments, aligned, at_draw
+from byov.evaluation.reference import BATCH, Bank, Moments, aligned, at_draw, constant
 from byov.evaluation.run import Run
 
 NEIGHBOURS = 10  # bank images an image is compared with (METHOD)
@@ -43,7 +43,7 @@ class OneDraw:
         centred = Moments(torch.zeros_like(spread), spread)
         self.images = aligned(raw, of, centred)
         self.bank = aligned(bank.at(k).features, of, centred)
-        self.spread = spread.to(raw.dtype).clamp(min=torch.finfo(raw.dtype).tiny)
+        self.spread = torch.where(constant(bank.means.moments), 1.0, spread).to(raw.dtype)  # 1: dead over the bank
 
     @cached_property
     def cosines(self) -> Tensor:

@@ -64,7 +64,7 @@ class Drawn:
     def __init__(self, aligned: Predictive, unaligned: Predictive, totals: dict[str, Tensor]) -> None:
         self.aligned, self.unaligned = aligned, unaligned
         self.totals = totals
-        """Sums over draws of the label-free scores' terms."""
+        """Sums over draws of the label-free scores' terms, float64."""
 
     @classmethod
     def nothing(cls, images: int, classes: int) -> Self:
@@ -84,7 +84,7 @@ class Drawn:
 
     def _add(self, terms: dict[str, Tensor]) -> None:
         for name, value in terms.items():
-            self.totals[name] = self.totals[name].add_(value) if name in self.totals else value
+            self.totals[name] = self.totals[name].add_(value) if name in self.totals else value.double()
 
     def state(self) -> dict[str, Tensor]:
         both = below("aligned.", self.aligned.state()) | below("unaligned.", self.unaligned.state())

@@ -15,6 +15,8 @@ from torch.nn.functional import one_hot
 from byov.metrics.checks import checked
 from byov.metrics.ranking import levels
 
+LEAST = torch.finfo(torch.float32).tiny  # what a probability of 0 counts as in NLL: the same for draws, in float64
+
 
 class Bin(NamedTuple):
     """One bar of a reliability diagram; an empty bin has confidence and accuracy 0."""
@@ -40,9 +42,9 @@ class BrierDecomposition(NamedTuple):
 
 
 def nll(probabilities: Tensor, labels: Tensor) -> float:
-    """Mean of -log p(label). A probability of 0 counts as the dtype's smallest normal number: large, but finite."""
+    """Mean of -log p(label). A probability of 0 counts as float32's smallest normal number: large, but finite."""
     p, y = checked(probabilities, labels)
-    own = p.gather(1, y[:, None]).clamp(min=torch.finfo(probabilities.dtype).tiny)
+    own = p.gather(1, y[:, None]).clamp(min=LEAST)
     return float(-own.log().mean())
 
 

@@ -74,10 +74,14 @@ def write_gallery(
     path: Path,
     facts: Sequence[tuple[str, str]],
     progress: Progress = lambda what, done, total: None,
+    calibration: int | None = None,
 ) -> None:
-    """Writes the page about these scores. `facts` are names and values that say how they were made."""
+    """Writes the page about these scores. `facts` are names and values that say how they were made.
+
+    `calibration` is how many images the percentiles come from, where that is known.
+    """
     groups = near_duplicates(scored.embedding[:SEARCHED], progress=progress)
-    write_text(path, render(scored, stream, groups, facts, progress))
+    write_text(path, render(scored, stream, groups, facts, progress, calibration))
 
 
 def render(
@@ -86,6 +90,7 @@ def render(
     groups: Sequence[Group],
     facts: Sequence[tuple[str, str]] = (),
     progress: Progress = lambda what, done, total: None,
+    calibration: int | None = None,
 ) -> str:
     """The page as HTML text."""
     rank = ranks(scored.uncertainty)
@@ -109,7 +114,11 @@ def render(
     ]
     histograms = [("Uncertainty", "Higher is less certain.", histogram(scored.uncertainty))]
     if scored.percentile is not None:
-        note = "Against images like those of training: flat if these are like them, piled to the right if they are odd."
+        aside = "images" if calibration is None else f"{calibration:,} image{'s' * (calibration != 1)}"
+        note = (
+            f"Against {aside} set aside from training: flat if these are like them, piled to the right if they are odd,"
+            " to the left if they were trained on."
+        )
         histograms.append(("Percentile", note, histogram(scored.percentile, (0.0, 100.0))))
     return environment.get_template("gallery.html.j2").render(
         title=stream.name,

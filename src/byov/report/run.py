@@ -30,6 +30,8 @@ class Run:
     """`results/evaluation.json`; empty where the run is not evaluated."""
     summary: Row
     """`summary.json`; empty where training has not ended."""
+    pruning: Row
+    """`results/pruning.json`; empty where the run is not one that `byov prune` wrote."""
     missing: list[str]
     """A sentence for each thing that is not there."""
 
@@ -44,6 +46,15 @@ class Run:
         value = self.summary.get("images_per_second")
         seen = sorted(self.curve("images_per_second")[1])
         return float(value) if finite(value) else seen[len(seen) // 2] if seen else None
+
+    @property
+    def description(self) -> str:
+        """What it is, in a line."""
+        config, epochs = self.config, self.config.optim.epochs
+        length = f"{epochs} epoch{'s' * (epochs != 1)}"
+        part = self.pruning.get("sparsity")
+        pruned = f", {part:.0%} of its weights pruned" if finite(part) else ""
+        return f"{config.method} on {config.data}, {config.model.backbone}, {length}, seed {config.seed}{pruned}"
 
     @property
     def peak_memory_mib(self) -> float | None:
@@ -96,6 +107,11 @@ def load_run(path: Path, name: str | None = None) -> Run:
     summary = _read_object(path / "summary.json")
     if not summary:
         missing.append("No summary.json: training has not ended; speed and memory are those logged so far.")
+    pruning = _read_object(path / "results" / "pruning.json")
+    if pruning and not pruning.get("rounds"):
+        missing.append(
+            "Pruned and not trained since: its curves, speed and memory are those of the run it was made from."
+        )
     return Run(
         name=name or path.resolve().name,
         path=path,
@@ -104,6 +120,7 @@ def load_run(path: Path, name: str | None = None) -> Run:
         posterior=_merged(posterior, ("epoch", "layer")),
         results=results,
         summary=summary,
+        pruning=pruning,
         missing=missing,
     )
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from byov.config import NOT_IDENTITY, Config, flatten, merge, read_recipe, to_dict, to_yaml
+from byov.data.sources import open_source
 from byov.errors import BadInput, TrainingFailed
 from byov.evaluation.run import Run, load
 from byov.files import write_json, write_text
@@ -58,16 +59,28 @@ class Lab:
         folder: of all studies; runs are in `folder/runs/HASH`.
         scale: a name of SCALES.
         seeds: unset: the scale's.
+        data: another source than the scale's, of images of the same side or for the same recipe.
         jobs: runs trained at the same time, each on its share of the cores.
         say: told what is being done.
     """
 
-    def __init__(self, folder: Path, scale: str, seeds: int | None = None, jobs: int = 1, say: Say = print) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        scale: str,
+        seeds: int | None = None,
+        data: str | None = None,
+        jobs: int = 1,
+        say: Say = print,
+    ) -> None:
         if scale not in SCALES:
             raise BadInput(f"there is no scale {scale!r}: use one of {', '.join(SCALES)}.")
         if jobs < 1 or (seeds is not None and seeds < 1):
             raise BadInput("--jobs and --seeds must be at least 1.")
         self.folder, self.name, self.scale, self.jobs, self.say = folder, scale, SCALES[scale], jobs, say
+        if data is not None and data != self.scale.data:
+            open_source(data)  # it must be there
+            self.name, self.scale = f"{scale}-{data}", replace(self.scale, data=data)
         self.seeds = seeds or self.scale.seeds
 
     # --------------------------------------------------------------------------------------------------------- configs

@@ -47,11 +47,13 @@ def collapse_warning(projection_std: float, step: int) -> str | None:
 
 @torch.no_grad()
 def layer_statistics(posterior: Posterior) -> list[dict[str, Any]]:
-    """Sigma and SNR of every random parameter."""
+    """Sigma and SNR of every random parameter; of its weights those that are not pruned, and so have a sigma."""
     rows = []
     sigmas, ratios = posterior.segments.named(posterior.sigma), posterior.snr()
     for segment in posterior.segments:
         sigma, snr = sigmas[segment.name], ratios[segment.name]
+        if bool((left := sigma > 0).any()):
+            sigma, snr = sigma[left], snr[left]
         rows.append(
             {
                 "layer": segment.name,
