@@ -215,6 +215,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if _rank() == 0:
             print("byov: interrupted.", file=sys.stderr)
         code = INTERRUPTED
+    if int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or 1) > 1:
+        # A thread of gloo may still be letting go of the last tensor; a Python that is closing down meanwhile aborts.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 

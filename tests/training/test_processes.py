@@ -40,6 +40,7 @@ def _worker(rank: int, work: Callable[..., Any], folder: Path, arguments: tuple[
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     torch.save(work(rank, folder, *arguments), folder / f"{rank}.pt")
     dist.destroy_process_group()
+    os._exit(0)  # as the command does: a thread of gloo may still hold a tensor, and a Python closing down then aborts
 
 
 # ------------------------------------------------------------------------------------------------- two processes = one
