@@ -1,11 +1,11 @@
 """The posterior predictive: closed forms, alignment, the same draws whatever the batches, resumed and shared."""
 
-from collections.abc import os
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import Callable
 import handmade
 import pytest
 import torch
