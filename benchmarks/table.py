@@ -22,23 +22,29 @@ WHY: dict[str, str] = {
     "posterior predictive, 4,000 images x 4 draws, byov, bank made too / deterministic forward: times its rate": (
         "as with 1,000 images: a quarter more work."
     ),
+    "posterior predictive, 1,000 images x 4 draws, byov, bank cached / bayesian-torch: times faster": (
+        "with so few images a draw of all weights, its bank and the streaming moments are a tenth of the time; with "
+        "4,000 it is met."
+    ),
     "Bayesian step, 2.7M parameters, batch 64 / deterministic step": (
-        "half of what is added is the draw, a third the KL; our threads do them only 1.5 to 1.7 times as fast on two "
-        "cores as on one. To be worked on."
+        "half of what is added is the draw: 10 ms alone, 15 to 18 ms in a step, where the second thread of torch still "
+        "spins for some milliseconds after its last operation and takes a core from ours. A lower GOMP_SPINCOUNT "
+        "helps the draw and was not seen to help the step."
     ),
     "Bayesian step, 0.8M parameters, batch 256 / deterministic step": "by less than its own spread.",
     "Bayesian step, 21M parameters, batch 16 / deterministic step": (
-        "exact normal numbers cost 4.5 ns each on a core (torch makes them by scalar code), the passes over memory as "
-        "much again, and a batch of 16 gives little else to do. The bar comes from a machine where bayesian-torch took "
-        "1.43x; here it takes over 2x."
+        "exact normal numbers cost 4.3 ns each on a core (torch makes them by scalar code; a counter-based hash with "
+        "Box-Muller in vector operations was tried: 4.2 to 5), the passes over memory as much again, and a batch of 16 "
+        "gives little else to do. The bar comes from a machine where bayesian-torch took 1.43x; here it takes over 2x."
     ),
     "Bayesian step, 2.7M parameters, batch 64 / bayesian-torch: times faster": "as the first.",
+    "Bayesian step, 2.7M parameters, batch 64 / blitz: times faster": "as the first.",
     "views, 32 px / kornia, resample: times faster": (
-        "two threads of ours make 6,700 images a second where one alone made 10,000: they are in each other's way. To "
-        "be worked on."
+        "a batch of 128 is hundreds of small operations. In a process that does nothing else 12,500 to 15,500 images a "
+        "second were seen (3.15x kornia beside it alone); here, in turns of 8 batches among more processes, fewer."
     ),
     "`byov score`, 500 x 375 pixels (ImageNet's), 20 draws / PIL + DataLoader: times faster": (
-        "21 forward passes take nine tenths of the time, and both do the same."
+        "21 forward passes take most of the time, and both do the same."
     ),
 }
 
@@ -241,7 +247,8 @@ def _header(results: dict[str, Any]) -> str:
         lines += ["**A quick run: few rounds, not for the record.**", ""]
     if any(entry["busy"] for entry in entries):
         lines += ["**Made on a busy machine (waiting threads sleep instead of spinning): not for the record.**", ""]
-    lacking = [name for name in ("growth", "tricks", "processes", "updates") if name not in results["parts"]]
+    expected = ("growth", "tricks", "processes", "updates", "predictive", "scoring")
+    lacking = [name for name in expected if name not in results["parts"]]
     if lacking:
         lines += [f"**Not measured yet: {', '.join(lacking)}.**", ""]
     dates = sorted({entry["date"] for entry in entries})
@@ -308,6 +315,11 @@ def _accuracy(folder: Path) -> str:
     lines = [
         "## Probe accuracy after the same time",
         "",
+        *(
+            [f"**Not finished: {len(runs)} of 9 runs; the same command makes the others.**", ""]
+            if len(runs) < 9
+            else []
+        ),
         f"`make bench-accuracy`: CIFAR-10, the steps that each makes in {runs[0]['minutes']:g} minutes; the same ViT, "
         "optimizer settings and schedules; lightly's modules, transform and loop.",
         "",
