@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import pytest
+import torch
 
 
 @pytest.fixture
@@ -21,3 +22,12 @@ def files_up_to() -> Callable[[int], AbstractContextManager[None]]:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     return limited
+
+
+@pytest.fixture(autouse=True)
+def threads_of_before() -> Iterator[None]:
+    """--threads is for the whole process: what a command has set does not reach the next test."""
+    before = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != before:
+        torch.set_num_threads(before)

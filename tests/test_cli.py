@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from safetensors.torch import save_file
 import byov
 from byov.cli import main
 from byov.training.loop import Trainer
+from commands import run
 
 BYOV = Path(sys.executable).parent / "byov"
 # Small enough that a run takes less than the start of a process.
@@ -26,21 +26,6 @@ SMALL = [
     *("--model.head-hidden", "32", "--model.head-output", "16", "--monitor.no-tensorboard"),
 ]
 LAST = Path("checkpoints") / "last.safetensors"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)  # --threads is for the whole process
-
-
-def run(*arguments: object) -> int:
-    """A command in this process; its exit code."""
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
 
 
 def train(out: Path, *more: object) -> None:

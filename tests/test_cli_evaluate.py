@@ -3,37 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from byov.cli import main
 from byov.evaluation import evaluate as module
-
-SMALL = [
-    *("--images", "48", "--optim.batch-size", "16", "--optim.epochs", "1", "--threads", "1"),
-    *("--model.width", "16", "--model.depth", "1", "--model.heads", "2"),
-    *("--model.head-hidden", "16", "--model.head-output", "8", "--monitor.no-tensorboard"),
-]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)  # --threads is for the whole process
-
-
-def run(*arguments: object) -> int:
-    """A command in this process; its exit code."""
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
+from commands import SMALL, run
 
 
 @pytest.fixture(scope="module")

@@ -228,6 +228,16 @@ def _rank() -> int:
     return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
 
 
+def _use_threads(count: int | None) -> None:
+    """What --threads says; unset, torch's own choice stays."""
+    if count is not None and count < 1:
+        raise BadInput("--threads must be at least 1.")
+    if count is not None:
+        import torch
+
+        torch.set_num_threads(count)
+
+
 def _tell(error: Exception) -> None:
     """Says what was wrong. Of several processes one should: the first, or, once they have met, the one that met it.
 
@@ -338,7 +348,6 @@ def _evaluate(arguments: list[str]) -> int:
     options = parse(Evaluate, "evaluate", arguments)
     if _rank() > 0:
         return DONE  # one process is enough
-    import torch
     from rich.console import Console
 
     from byov.evaluation.evaluate import evaluate, results_path
@@ -348,10 +357,7 @@ def _evaluate(arguments: list[str]) -> int:
     from byov.training.loop import Interrupted
     from byov.training.resolve import resolve_device
 
-    if options.threads is not None and options.threads < 1:
-        raise BadInput("--threads must be at least 1.")
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    _use_threads(options.threads)
     for name, given, takes in (("--ood", options.ood, "source"), ("--align", options.align, "run")):
         if name in arguments and not given:
             raise BadInput(f"{name} needs at least one {takes} after it.")
@@ -454,9 +460,6 @@ def _score(arguments: list[str]) -> int:
         return DONE  # one process is enough
     if options.draws < 1:
         raise BadInput("--draws must be at least 1.")
-    if options.threads is not None and options.threads < 1:
-        raise BadInput("--threads must be at least 1.")
-    import torch
     from rich.console import Console
 
     from byov.data.stream import open_stream
@@ -467,8 +470,7 @@ def _score(arguments: list[str]) -> int:
     from byov.report.gallery import write_gallery
     from byov.training.resolve import resolve_device
 
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    _use_threads(options.threads)
     check_place(options.out, options.page)
     _check_folder(options.images)
     run = load(options.run, resolve_device(options.device))
@@ -531,7 +533,6 @@ def _prune(arguments: list[str]) -> int:
     options = parse(Prune, "prune", arguments)
     if _rank() > 0:
         return DONE  # one process is enough
-    import torch
     from rich.console import Console
 
     from byov.evaluation.prune import prune
@@ -542,10 +543,7 @@ def _prune(arguments: list[str]) -> int:
     from byov.training.loop import Interrupted, Trainer
     from byov.training.resolve import resolve_device
 
-    if options.threads is not None and options.threads < 1:
-        raise BadInput("--threads must be at least 1.")
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    _use_threads(options.threads)
     how = Pruning(
         options.by,
         options.sparsity,
