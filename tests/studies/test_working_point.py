@@ -80,10 +80,28 @@ def test_the_study_writes_rows_and_pictures(tmp_path: Path, monkeypatch: pytest.
     assert "</svg>" in (folder / "working-point.svg").read_text()
 
 
-def test_the_runs_are_all_points_and_the_baseline_for_each_seed(tmp_path: Path) -> None:
+def test_the_map_is_of_the_first_seed_and_the_baseline_of_all(tmp_path: Path) -> None:
     configs = working_point.runs(Lab(tmp_path, "micro", seeds=2))
-    assert len(configs) == 2 * (1 + len(TEMPERATURES) * len(RATES))
-    assert [c.method for c in configs[:2]] == ["byol", "byov"]
+    assert [(c.method, c.seed) for c in configs[:2]] == [("byol", 0), ("byol", 1)]
+    points = {(c.posterior.temperature, c.optim.log_variance_lr, c.seed) for c in configs[2:]}
+    assert points == {(t, r, 0) for t in TEMPERATURES for r in RATES}
+
+
+def test_more_is_trained_only_where_it_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hottest point near the bar is dropped by its second seed; the next works and, doubled, is settled."""
+    asked: list[tuple[float | None, int, int]] = []
+
+    def found(lab: Lab, t: float | None, r: float | None, seed: int, longer: int = 1) -> dict[str, Any]:
+        asked.append((t, seed, longer))
+        top1 = 0.5 if t in (None, COLD, COOL) else 0.49 if (t, seed) == (WARM, 0) else 0.3
+        return {**row(t, r, top1, top1, t or 1.0, longer), "seed": seed}
+
+    monkeypatch.setattr(working_point, "RATES", RATES[:1])
+    monkeypatch.setattr(working_point, "_row", found)
+    monkeypatch.setattr(Lab, "train", lambda lab, configs: None)
+    rows = working_point.results(Lab(tmp_path, "micro", seeds=2))
+    assert asked[6:] == [(WARM, 1, 1), (COOL, 1, 1), (COOL, 0, 2), (COOL, 1, 2)]
+    assert chosen(rows) == (COOL, RATES[0])
 
 
 def test_studies_are_found_by_their_files(tmp_path: Path) -> None:

@@ -38,11 +38,13 @@ class Scale:
     """Weight draws of an evaluation."""
     time: str
     """What to expect, for the user."""
+    epochs: int | None = None
+    """Passes over the training images; unset: the recipe's."""
 
 
 SCALES = {
     "micro": Scale("digits", "digits", None, 1, 20, "minutes on 2 cores"),
-    "mini": Scale("small-images", "cifar10", 10_000, 3, 20, "hours on 2 cores"),
+    "mini": Scale("small-images", "cifar10", 10_000, 3, 20, "hours on 2 cores", epochs=10),
 }
 
 
@@ -91,7 +93,8 @@ class Lab:
             read_recipe(self.scale.recipe, method), data=self.scale.data, images=self.scale.images, seed=seed
         )
         tree: dict[str, Any] = {}
-        for key, value in (changes or {}).items():
+        longer = {} if self.scale.epochs is None else {"optim.epochs": self.scale.epochs}
+        for key, value in (longer | (changes or {})).items():
             *sections, last = key.split(".")
             branch = tree
             for section in sections:

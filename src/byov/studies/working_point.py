@@ -5,8 +5,9 @@ A point works where, averaged over seeds,
   (b) 20 aligned draws are within 2 points of the means,
   (c) the median sigma is settled: it changes by less than 20% when the steps double.
 All by a probe on held-out training images; the test images only report. The hottest point that works is chosen: sigma
-is then as large as accuracy allows, and most can be read from it. (c) is measured only at points with (a) and (b),
-hottest first.
+is then as large as accuracy allows, and most can be read from it. The map is made with the first seed. Then, hottest
+first, points within twice the tolerance of (a) and (b) get the other seeds, and those that still have (a) and (b) get
+twice the steps, until one is settled.
 """
 
 from __future__ import annotations
@@ -35,34 +36,36 @@ def _point(lab: Lab, temperature: float, rate: float, seed: int, longer: int = 1
 
 
 def runs(lab: Lab) -> list[Config]:
-    """All points with the first seed first, so that an early look shows the whole map."""
-    return [
-        config
-        for seed in range(lab.seeds)
-        for config in (
-            lab.config("byol", seed),
-            *(_point(lab, t, r, seed) for t in TEMPERATURES for r in RATES),
-        )
-    ]
+    """The map of the first seed, and BYOL of all. What follows from these is trained when it is known."""
+    byol = [lab.config("byol", seed) for seed in range(lab.seeds)]
+    return [*byol, *(_point(lab, t, r, 0) for t in TEMPERATURES for r in RATES)]
 
 
 def results(lab: Lab) -> list[dict[str, Any]]:
     """A row for each run: BYOL's have no temperature."""
-    rows = []
-    for seed in range(lab.seeds):
-        byol = _measured(lab, lab.config("byol", seed))
-        rows.append({"temperature": None, "log_variance_lr": None, "seed": seed, "steps": 1, **byol})
-        for t in TEMPERATURES:
-            for r in RATES:
-                found = _measured(lab, _point(lab, t, r, seed))
-                rows.append({"temperature": t, "log_variance_lr": r, "seed": seed, "steps": 1, **found})
-    for t, r in _accurate(rows):
-        for seed in range(lab.seeds):
-            found = _measured(lab, _point(lab, t, r, seed, longer=2))
-            rows.append({"temperature": t, "log_variance_lr": r, "seed": seed, "steps": 2, **found})
+    rows = [_row(lab, None, None, seed) for seed in range(lab.seeds)]
+    rows += [_row(lab, t, r, 0) for t in TEMPERATURES for r in RATES]
+    for t, r in _accurate(rows, tolerance=2 * POINTS):  # hottest first
+        rows += _trained_rows(lab, t, r, range(1, lab.seeds))
+        if not point(rows, t, r)["accurate"]:
+            continue
+        rows += _trained_rows(lab, t, r, range(lab.seeds), longer=2)
         if point(rows, t, r)["settled"]:
             break
     return rows
+
+
+def _trained_rows(lab: Lab, temperature: float, rate: float, seeds: range, longer: int = 1) -> list[dict[str, Any]]:
+    lab.train(_point(lab, temperature, rate, seed, longer) for seed in seeds)
+    return [_row(lab, temperature, rate, seed, longer) for seed in seeds]
+
+
+def _row(lab: Lab, temperature: float | None, rate: float | None, seed: int, longer: int = 1) -> dict[str, Any]:
+    if temperature is None or rate is None:
+        config = lab.config("byol", seed)
+    else:
+        config = _point(lab, temperature, rate, seed, longer)
+    return {"temperature": temperature, "log_variance_lr": rate, "seed": seed, "steps": longer} | _measured(lab, config)
 
 
 def _measured(lab: Lab, config: Config) -> dict[str, Any]:
@@ -75,11 +78,12 @@ def _average(rows: list[dict[str, Any]], key: str, **where: Any) -> float:
     return mean(float(row[key]) for row in rows if all(row[k] == v for k, v in where.items()))
 
 
-def point(rows: list[dict[str, Any]], temperature: float, rate: float) -> dict[str, Any]:
-    """A point of the map, averaged over seeds, and whether it works."""
+def point(rows: list[dict[str, Any]], temperature: float, rate: float, tolerance: float = POINTS) -> dict[str, Any]:
+    """A point of the map, averaged over its seeds and beside BYOL of the same, and whether it works."""
     here: dict[str, Any] = {"temperature": temperature, "log_variance_lr": rate, "steps": 1}
     top1, draws = _average(rows, f"{CHOOSE}top1", **here), _average(rows, f"{CHOOSE}draws.top1", **here)
-    byol = _average(rows, f"{CHOOSE}top1", temperature=None)
+    seeds = {row["seed"] for row in rows if all(row[k] == v for k, v in here.items())}
+    byol = mean(row[f"{CHOOSE}top1"] for row in rows if row["temperature"] is None and row["seed"] in seeds)
     sigma = _average(rows, "median_sigma", **here)
     longer = [row["median_sigma"] for row in rows if all(row[k] == v for k, v in {**here, "steps": 2}.items())]
     change = abs(mean(longer) / sigma - 1) if longer else None
@@ -89,14 +93,14 @@ def point(rows: list[dict[str, Any]], temperature: float, rate: float) -> dict[s
         "median_sigma": sigma,
         "sigma_magnitude_spearman": _average(rows, "sigma_magnitude_spearman", **here),
         "change": change,
-        "accurate": top1 >= byol - POINTS and draws >= top1 - POINTS,
+        "accurate": top1 >= byol - tolerance and draws >= top1 - tolerance,
         "settled": change is not None and change < SETTLED,
     }
 
 
-def _accurate(rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
+def _accurate(rows: list[dict[str, Any]], tolerance: float = POINTS) -> list[tuple[float, float]]:
     """The points with (a) and (b), those with the largest sigma first."""
-    points = [(t, r, point(rows, t, r)) for t in TEMPERATURES for r in RATES]
+    points = [(t, r, point(rows, t, r, tolerance)) for t in TEMPERATURES for r in RATES]
     works = [(t, r, p["median_sigma"]) for t, r, p in points if p["accurate"]]
     return [(t, r) for t, r, _ in sorted(works, key=lambda it: -it[2])]
 
