@@ -16,7 +16,7 @@ from torch import Tensor
 from byov.errors import BadInput
 from byov.evaluation import predictive
 from byov.evaluation.features import features_of
-from byov.evaluation.predictive import OverDraws, predict_classes, predict_levels
+from byov.evaluation.predictive import predict_classes, predict_levels
 from byov.evaluation.probe import Probe
 from byov.evaluation.reference import Bank, at_draw
 from byov.evaluation.run import Run
@@ -184,18 +184,6 @@ def test_stopped_work_is_not_mixed_with_other_work(affine: Run, monkeypatch: pyt
 
 
 # ----------------------------------------------------------------------------------------------- parts and processes
-
-
-@pytest.mark.parametrize("parts", [(3, 4), (0, 7), (7, 0), (1, 6)])
-def test_parts_of_the_draws_join_to_the_whole(parts: tuple[int, int]) -> None:
-    outputs = 1000 + torch.randn(7, 5, 2, generator=torch.Generator().manual_seed(0)).double()
-    halves = [OverDraws(5, 2), OverDraws(5, 2)]
-    for i, one in enumerate(outputs):
-        halves[i >= parts[0]].update(one)
-    for whole in (halves[0].merge(OverDraws.from_state(halves[1].state())),):
-        assert whole.draws == 7
-        torch.testing.assert_close(whole.mean, outputs.mean(0), rtol=1e-13, atol=0)
-        torch.testing.assert_close(whole.variance, outputs.var(0), rtol=1e-9, atol=0)
 
 
 def _work(run: Run, draws: int, processes: Processes) -> list[dict[str, Tensor]]:

@@ -28,6 +28,7 @@ from byov.evaluation.kept import digest
 from byov.evaluation.probe import Probe
 from byov.evaluation.reference import BATCH, Bank, Moments, aligned, at_draw, moments_of
 from byov.files import write_atomically
+from byov.metrics.over_draws import OverDraws
 from byov.metrics.predictive import Predictive
 from byov.posterior import Posterior
 from byov.training.networks import Student
@@ -76,50 +77,6 @@ def predict_classes(
 
 
 # ------------------------------------------------------------------------------------------------------ without labels
-
-
-class OverDraws:
-    """Streaming mean and variance over draws of outputs (images, width): Welford's update, Chan's merge, float64."""
-
-    def __init__(self, images: int, width: int) -> None:
-        self.draws = 0
-        self.mean = torch.zeros(images, width, dtype=torch.float64)
-        self.squares = torch.zeros_like(self.mean)
-        """Sum over draws of the squared distance to the mean."""
-
-    def update(self, outputs: Tensor) -> Self:
-        """Takes in one draw's outputs for all images."""
-        self.draws += 1
-        delta = outputs.double() - self.mean
-        self.mean.add_(delta, alpha=1 / self.draws)
-        self.squares.addcmul_(delta, delta, value=1 - 1 / self.draws)  # outputs - new mean = delta - delta / draws
-        return self
-
-    def merge(self, other: OverDraws) -> Self:
-        """Takes in what another has seen of the same images over other draws."""
-        draws = self.draws + other.draws
-        if draws:
-            delta = other.mean - self.mean
-            self.mean.add_(delta, alpha=other.draws / draws)
-            self.squares.add_(other.squares).addcmul_(delta, delta, value=self.draws * other.draws / draws)
-        self.draws = draws
-        return self
-
-    @property
-    def variance(self) -> Tensor:
-        """(images, width), with draws - 1 below as `Posterior.predict` has it."""
-        return self.squares / max(self.draws - 1, 1)
-
-    def state(self) -> dict[str, Tensor]:
-        return {"draws": torch.tensor(self.draws), "mean": self.mean, "squares": self.squares}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Tensor]) -> Self:
-        made = cls(*state["mean"].shape)
-        made.draws = int(state["draws"])
-        made.mean.copy_(state["mean"])
-        made.squares.copy_(state["squares"])
-        return made
 
 
 class Level(NamedTuple):

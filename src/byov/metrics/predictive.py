@@ -13,53 +13,33 @@ from torch import Tensor
 from torch.special import entr
 
 from byov.metrics.checks import checked_probabilities
+from byov.metrics.over_draws import OverDraws
 
 
-class Predictive:
+class Predictive(OverDraws):
     """Streaming mean, spread and entropy over draws of each image's class probabilities.
 
-    Sums are float64 and on the CPU (not every device has float64); Welford's update and Chan's merge never subtract
-    large numbers from each other, as a sum of squares would.
+    `mean` (images, classes) is what the draws predict together; see `OverDraws` for the arithmetic.
     """
 
     def __init__(self, images: int, classes: int) -> None:
-        self.draws = 0
-        self.mean = torch.zeros(images, classes, dtype=torch.float64)
-        """(images, classes): the probabilities that the draws predict together."""
-        self.squares = torch.zeros_like(self.mean)
-        """(images, classes): sum over draws of the squared distance to the mean."""
+        super().__init__(images, classes)
         self.expected_entropy = torch.zeros(images, dtype=torch.float64)
         """(images,): mean over draws of a draw's entropy, in nats."""
 
-    def update(self, probabilities: Tensor) -> Self:
+    def update(self, outputs: Tensor) -> Self:
         """Takes in one draw's probabilities of all images."""
-        p = checked_probabilities(probabilities)
-        self._check_shape(p)
-        self.draws += 1
-        delta = p - self.mean
-        self.mean.add_(delta, alpha=1 / self.draws)
-        self.squares.addcmul_(delta, delta, value=1 - 1 / self.draws)
+        p = checked_probabilities(outputs)
+        super().update(p)
         self.expected_entropy += (entr(p).sum(1) - self.expected_entropy) / self.draws
         return self
 
-    def merge(self, other: Predictive) -> Self:
+    def merge(self, other: Self) -> Self:
         """Takes in what another has seen of the same images over other draws (another process, say)."""
-        self._check_shape(other.mean)
-        draws = self.draws + other.draws
-        if draws == 0:
-            return self
-        share = other.draws / draws
-        delta = other.mean - self.mean
-        self.mean += delta * share
-        self.squares += other.squares + delta.square() * (self.draws * share)
-        self.expected_entropy += (other.expected_entropy - self.expected_entropy) * share
-        self.draws = draws
+        super().merge(other)
+        if self.draws:
+            self.expected_entropy += (other.expected_entropy - self.expected_entropy) * (other.draws / self.draws)
         return self
-
-    @property
-    def std(self) -> Tensor:
-        """(images, classes): standard deviation over draws, with draws - 1 below as `Posterior.predict` has it."""
-        return (self.squares / max(self.draws - 1, 1)).sqrt()
 
     @property
     def entropy(self) -> Tensor:
@@ -83,24 +63,4 @@ class Predictive:
         return self.std.mean(1)
 
     def state(self) -> dict[str, Tensor]:
-        """All of it as tensors (its own, not copies), to save or to send; `from_state` makes it whole again."""
-        return {
-            "draws": torch.tensor(self.draws),
-            "mean": self.mean,
-            "squares": self.squares,
-            "expected_entropy": self.expected_entropy,
-        }
-
-    @classmethod
-    def from_state(cls, state: dict[str, Tensor]) -> Self:
-        """A copy of the one whose `state` this is: updating it leaves the given tensors alone."""
-        predictive = cls(*state["mean"].shape)
-        predictive.draws = int(state["draws"])
-        predictive.mean.copy_(state["mean"])
-        predictive.squares.copy_(state["squares"])
-        predictive.expected_entropy.copy_(state["expected_entropy"])
-        return predictive
-
-    def _check_shape(self, p: Tensor) -> None:
-        if p.shape != self.mean.shape:
-            raise ValueError(f"probabilities {tuple(p.shape)} do not go with those before, {tuple(self.mean.shape)}.")
+        return super().state() | {"expected_entropy": self.expected_entropy}
