@@ -4,194 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Any
 
 import tyro
-from tyro.conf import Positional, arg
 
+from byov import tables
 from byov.arguments import parse
 from byov.config import Config, read_config, read_recipe
 from byov.errors import BadInput, SaidElsewhere, TrainingFailed
 from byov.files import disk_space_checked
-
-if TYPE_CHECKING:
-    from byov.progress import StageProgress
+from byov.options import Data, Evaluate, Export, Ledger, Prune, Report, Score, Study, Train
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 ALIGNMENT_DRAWS = 50  # the paper took 1,000, and saw the std over draws converge by 50
-
-
-@dataclass(frozen=True)
-class Train:
-    """Train an encoder on images without labels (byov, byol), or with them (supervised, supervised-bbb).
-
-    Without a RECIPE one is chosen from the images. Flags override the recipe.
-    """
-
-    out: Annotated[Path, arg(metavar="RUN")]
-    """Folder to write the run to; must not exist yet."""
-    recipe: Annotated[str | None, Positional, arg(metavar="[RECIPE]")] = None
-    """A recipe's name or the path of its YAML file."""
-    resume: bool = False
-    """Go on with the run in --out exactly where it stopped."""
-    extend: Annotated[int | None, arg(metavar="EPOCHS")] = None
-    """Lengthen the finished run in --out by this many epochs."""
-    config: Annotated[Config, arg(name="")] = field(default_factory=Config)
-
-
-@dataclass(frozen=True)
-class Evaluate:
-    """Measure a run on images with labels; writes RUN/results/evaluation.json.
-
-    A linear probe and neighbours, calibration, and what each uncertainty is worth; beside an untrained encoder and raw
-    pixels. Stopped, it goes on where it was: give the same command again.
-    """
-
-    run: Annotated[Path, Positional, arg(metavar="RUN")]
-    """The run folder."""
-    data: Annotated[str | None, arg(metavar="SOURCE")] = None
-    """Source with labels. Unset: the one the run was trained on."""
-    draws: Annotated[int, arg(metavar="K")] = 0
-    """Draws of the weights: the posterior predictive, and the scores that need it. A run without random weights has
-    none."""
-    baseline: Annotated[Path | None, arg(metavar="RUN2")] = None
-    """Also the difference to this run; its evaluation is read, or made if there is none."""
-    shifts: bool = False
-    """Also under fifteen shifts of the images, five severities each (with a few draws, if there are --draws)."""
-    ood: Annotated[tuple[str, ...], arg(metavar="SOURCE [SOURCE ...]")] = ()
-    """Also tell images of these sources from the test images."""
-    semi: bool = False
-    """Also with 1% and 10% of the labels."""
-    align: Annotated[tuple[Path, ...], arg(metavar="RUN [RUN]")] = ()
-    """Also whether it is unsure of the same images as this supervised-bbb run of the same data; with a second one, of
-    another seed, how well two of these agree."""
-    finetune: bool = False
-    """Also train all weights on the labels for a few epochs; the run stays as it is."""
-    teacher: bool = False
-    """Evaluate the teacher's encoder instead of the student's."""
-    threads: int | None = None
-    """CPU threads. Unset: one a core."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
-
-
-@dataclass(frozen=True)
-class Score:
-    """Rank images without labels by how little a run is sure of them; writes a table, and a page to look at.
-
-    Stopped, it goes on where it was: give the same command again.
-    """
-
-    run: Annotated[Path, Positional, arg(metavar="RUN")]
-    """The run folder."""
-    images: Annotated[str, Positional, arg(metavar="IMAGES")]
-    """A folder, with all images below it, or a source (`byov data list`)."""
-    out: Annotated[Path, arg(metavar="FILE")]
-    """The table to write: .parquet, or .csv (without embeddings). Must not exist yet."""
-    draws: int = 20
-    """Draws of the weights. A run without random weights has none: its score is the distance to its neighbours."""
-    embedding: bool = True
-    """Put the embeddings into the Parquet file."""
-    page: bool = True
-    """Also write FILE.html: least sure and surest images, near-duplicates."""
-    threads: int | None = None
-    """CPU threads. Unset: one a core."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
-
-
-@dataclass(frozen=True)
-class Prune:
-    """Write a pruned run, and what is left of its accuracy at each sparsity."""
-
-    run: Annotated[Path, Positional, arg(metavar="RUN")]
-    """The run folder; it stays as it is."""
-    by: Literal["snr", "magnitude", "variance", "random"]
-    """The lowest go first: |mean| / sigma, |mean|, 1 / sigma, or a random order."""
-    sparsity: float
-    """The part of the weights (of Linear layers and convolutions) that goes, between 0 and 1."""
-    out: Annotated[Path, arg(metavar="RUN2")]
-    """Folder to write the pruned run to; must not exist yet."""
-    scope: Literal["layer", "global"] = "layer"
-    """The lowest of each layer, or of all layers together."""
-    part: Literal["encoder", "all"] = "encoder"
-    """Prune the encoder, or projector and predictor too."""
-    structured: bool = False
-    """Take out whole neurons, attention heads and channels, which makes the encoder smaller and faster."""
-    rounds: int = 1
-    """Prune and train on this many times, to the final sparsity."""
-    epochs: int = 0
-    """Epochs to train after each round. 0: nothing is trained."""
-    data: Annotated[str | None, arg(metavar="SOURCE")] = None
-    """What to measure on. Unset: the source the run was trained on; without labels, features are compared."""
-    curve: tuple[float, ...] = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
-    """Sparsities to measure besides, without training."""
-    seed: int = 0
-    """Of the random order."""
-    threads: int | None = None
-    """CPU threads. Unset: one a core."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
-
-
-@dataclass(frozen=True)
-class Export:
-    """Write a run's encoder to a file that needs no byov."""
-
-    run: Annotated[Path, Positional, arg(metavar="RUN")]
-    """The run folder."""
-    format: Literal["safetensors", "onnx", "timm"]
-    """Tensors with a JSON header; ONNX, checked in onnxruntime; or a state dict for timm's model, checked in it."""
-    out: Annotated[Path | None, arg(metavar="FILE")] = None
-    """The file; must not exist yet. Unset: below RUN/export."""
-    posterior: bool = False
-    """The log-variances too (safetensors only)."""
-    teacher: bool = False
-    """The teacher's encoder instead of the student's."""
-
-
-@dataclass(frozen=True)
-class Report:
-    """Write one self-contained page about one or several runs, and print their table."""
-
-    runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN [RUN ...]")]
-    """The run folders."""
-    out: Annotated[Path, arg(metavar="PAGE")] = Path("report.html")
-    """The page to write."""
-
-
-@dataclass(frozen=True)
-class Study:
-    """Make a figure or table from runs that are trained where they are missing; can be stopped and repeated."""
-
-    name: Annotated[str, Positional, arg(metavar="NAME")]
-    """The study, or all; any other name is answered with a list of them."""
-    scale: Literal["micro", "mini"] = "micro"
-    """micro: digits; mini: CIFAR-10, 10,000 images."""
-    seeds: int | None = None
-    """Seeds of every run. Unset: the scale's (1, 3)."""
-    data: Annotated[str | None, arg(metavar="SOURCE")] = None
-    """Another source than the scale's."""
-    jobs: int = 1
-    """Runs trained at the same time; with one a core each is slower, all together are faster."""
-    out: Annotated[Path, arg(metavar="FOLDER")] = Path("studies")
-    """Folder for runs and results."""
-
-
-@dataclass(frozen=True)
-class Data:
-    """List the image sources, or fetch one."""
-
-    action: Positional[Literal["list", "get"]]
-    """list: what there is. get: fetch NAME and check its digest."""
-    name: Annotated[str | None, Positional, arg(metavar="[NAME]")] = None
-    """The source to fetch."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -307,7 +139,9 @@ def _train(arguments: list[str]) -> int:
         console.print(describe(trainer, origin), soft_wrap=True, markup=False)
         finished = trainer.step >= trainer.total
         length = (
-            "this run is finished; --extend EPOCHS lengthens it" if finished else _duration(estimate_seconds(trainer))
+            "this run is finished; --extend EPOCHS lengthens it"
+            if finished
+            else tables.duration(estimate_seconds(trainer))
         )
         console.print(length)
         try:
@@ -320,8 +154,8 @@ def _train(arguments: list[str]) -> int:
         finally:
             trainer.processes.leave()
     if trainer.processes.main:
-        rows = [("run", str(options.out)), *((k, _number(v)) for k, v in summary.items() if v is not None)]
-        print(_grid(rows, "ll"))
+        rows = [("run", str(options.out)), *((k, tables.number(v)) for k, v in summary.items() if v is not None)]
+        print(tables.grid(rows, "ll"))
     return DONE
 
 
@@ -392,8 +226,8 @@ def _evaluate(arguments: list[str]) -> int:
         except (KeyboardInterrupt, Interrupted):
             progress.say("interrupted: finished sections are kept; the same command goes on.")
             return INTERRUPTED
-    print(_measures(str(options.run), results))
-    for table in (_shifted(results), _told_apart(results)):
+    print(tables.measures(str(options.run), results))
+    for table in (tables.shifted(results), tables.told_apart(results)):
         if table:
             print(f"\n{table}")
     if agreement is not None:
@@ -451,7 +285,7 @@ def _align(run: Any, options: Evaluate, progress: Any) -> str:
         for what, name in pairs
         if key + name in found
     ]
-    return _grid(rows, "lrl") + f"\nwritten: {figure}"
+    return tables.grid(rows, "lrl") + f"\nwritten: {figure}"
 
 
 def _score(arguments: list[str]) -> int:
@@ -466,7 +300,7 @@ def _score(arguments: list[str]) -> int:
     from byov.evaluation.run import load
     from byov.evaluation.score import Scorer
     from byov.evaluation.scoring import Scored, check_images, check_place, identity, page_path, score_images
-    from byov.progress import StageProgress
+    from byov.progress import StageProgress, with_speed
     from byov.report.gallery import write_gallery
     from byov.training.resolve import resolve_device
 
@@ -475,7 +309,7 @@ def _score(arguments: list[str]) -> int:
     _check_folder(options.images)
     run = load(options.run, resolve_device(options.device))
     with StageProgress(Console(stderr=True, highlight=False, emoji=False)) as stages:
-        progress, say = _with_speed(stages), stages.say
+        progress, say = with_speed(stages), stages.say
         stream = open_stream(options.images, run.image_shape[-1], progress, say)
         check_images(run, stream)
         scorer = Scorer(run, draws=options.draws, say=say)
@@ -499,7 +333,7 @@ def _score(arguments: list[str]) -> int:
         except KeyboardInterrupt:
             say("interrupted: what is scored is kept; the same command goes on.")
             return INTERRUPTED
-    print(_oddest(scored.names, scored.uncertainty, scored.percentile))
+    print(tables.oddest(scored.names, scored.uncertainty, scored.percentile))
     if scored.percentile is not None and run.config.calibration is not None:
         print(f"(percentile: among the {run.config.calibration:,} images that were set aside when the run was trained)")
     print(f"written: {options.out}" + (f", {page_path(options.out)}" if options.page else ""))
@@ -513,20 +347,6 @@ def _check_folder(images: str) -> None:
         raise BadInput(f"{images} is a file; give the folder in which the images lie.")
     if ":" not in images and "@" not in images and os.sep in images and not path.exists():
         raise BadInput(f"there is no folder {images}; check the path.")
-
-
-def _with_speed(stages: StageProgress) -> Callable[[str, int, int], None]:
-    """The same progress, with images a second beside the bar of scoring."""
-    begun: dict[str, tuple[float, int]] = {}
-
-    def progress(what: str, done: int, total: int) -> None:
-        stages(what, done, total)
-        start, first = begun.setdefault(what, (time.monotonic(), done))
-        if what.startswith("scoring ") and done > first:
-            speed = (done - first) / (time.monotonic() - start)
-            stages.bar.update(stages.tasks[what], note=f"{speed:,.0f} images/s")
-
-    return progress
 
 
 def _prune(arguments: list[str]) -> int:
@@ -573,7 +393,7 @@ def _prune(arguments: list[str]) -> int:
             )
             return INTERRUPTED
         picture = draw_pruning(results, options.out / "figures" / "pruning.png")
-    print(_pruned(results))
+    print(tables.pruned(results))
     print(f"written: {options.out}, with results/pruning.json and {picture.relative_to(options.out)}")
     return DONE
 
@@ -604,7 +424,7 @@ def _report(arguments: list[str]) -> int:
     with disk_space_checked(options.out):
         path = write_report(options.runs, options.out)
     rows = [(row.name, *(cell.text for cell in row.cells)) for row in summary_rows(load_runs(list(options.runs)))]
-    print(_grid([("", *(column.title for column in COLUMNS)), *rows], "l" + "r" * len(COLUMNS)))
+    print(tables.grid([("", *(column.title for column in COLUMNS)), *rows], "l" + "r" * len(COLUMNS)))
     print(f"written: {path}")
     return DONE
 
@@ -612,13 +432,29 @@ def _report(arguments: list[str]) -> int:
 def _study(arguments: list[str]) -> int:
     options = parse(Study, "study", arguments)
     from byov.studies.lab import Lab
-    from byov.studies.make import make, names
+    from byov.studies.make import make, names, train_all
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the runs in training save
     say = partial(print, file=sys.stderr)
-    lab = Lab(options.out, options.scale, options.seeds, options.data, options.jobs, say)
+    launch = shlex.split(options.launch or "")
+    lab = Lab(options.out, options.scale, options.seeds, options.data, options.jobs, launch, say)
+    wanted = names() if options.name == "all" else [options.name]
     with disk_space_checked(options.out):
-        for name in names() if options.name == "all" else [options.name]:
-            print(f"written: {make(name, lab)}")
+        train_all(wanted, lab)
+        for name in wanted:
+            print(f"written: {make(name, lab)}", flush=True)
+    return DONE
+
+
+def _ledger(arguments: list[str]) -> int:
+    options = parse(Ledger, "ledger", arguments)
+    from byov.studies import ledger
+
+    if not options.studies.is_dir():
+        raise BadInput(f"there is no folder {options.studies}: give the one that `byov study --out` wrote.")
+    with disk_space_checked(options.out):
+        found = ledger.write(options.studies, options.out)
+    print(f"{len(found)} claims; written: {options.out}")
     return DONE
 
 
@@ -632,7 +468,7 @@ def _data(arguments: list[str]) -> int:
             (r.name, r.size, f"{r.train:,}", f"{r.test:,}", "yes" if r.there else "no", r.terms, r.description)
             for r in sources.table()
         ]
-        print(_grid([head, *rows], "llrrlll"))
+        print(tables.grid([head, *rows], "llrrlll"))
         print("\n`byov data get NAME` fetches one. Images of your own: folder:PATH (all below a folder) or npz:PATH.")
         return DONE
     if options.name is None:
@@ -658,123 +494,6 @@ COMMANDS: dict[str, tuple[type, Callable[[list[str]], int]]] = {
     "export": (Export, _export),
     "report": (Report, _report),
     "study": (Study, _study),
+    "ledger": (Ledger, _ledger),
     "data": (Data, _data),
 }
-
-
-# ------------------------------------------------------------------------------------------------------------ printing
-
-
-def _duration(seconds: float) -> str:
-    return f"about {seconds / 60:.0f} minutes on this machine" if seconds >= 90 else "about a minute or less here"
-
-
-def _number(value: Any) -> str:
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
-
-
-def _grid(rows: Sequence[Sequence[str]], align: str) -> str:
-    """Columns of text, each to the left (l) or to the right (r)."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    sides = {"l": str.ljust, "r": str.rjust}
-    lines = ["  ".join(sides[a](cell, w) for cell, w, a in zip(row, widths, align, strict=True)) for row in rows]
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _oddest(names: Sequence[str], uncertainty: Any, percentile: Any, count: int = 5) -> str:
-    """A small table: the images that the run is least sure of."""
-    rows = [
-        (names[i], f"{uncertainty[i]:.4g}", "" if percentile is None else f"{percentile[i]:.1f}")
-        for i in (-uncertainty).argsort(kind="stable")[:count]
-    ]
-    return _grid([("least sure", "uncertainty", "percentile"), *rows], "lrr")
-
-
-def _pruned(results: dict[str, Any]) -> str:
-    """The curve as a table, then size and speed."""
-    keys = [key for key in ("top1", "ece", "refitted.top1", "refitted.ece", "cosine") if key in results]
-    rows = [(f"{row['sparsity']:.3f}", *(f"{row[key]:.4f}" for key in keys), "") for row in results["curve"]]
-    for row in results["rounds"]:
-        trained = f"trained {row['epochs']} epoch{'s' * (row['epochs'] != 1)}"
-        rows.append((f"{row['sparsity']:.3f}", *(f"{row[key]:.4f}" for key in keys), trained))
-    table = _grid([("sparsity", *keys, ""), *rows], "r" * (1 + len(keys)) + "l")
-    size, speed = results["bytes"], results["images_per_second"]
-    costs = [
-        ("encoder", "weights", "bytes", "compressed", "images/s"),
-        *(
-            (
-                what,
-                f"{results['weights'][what]:,}",
-                f"{size[what]:,}",
-                f"{size[f'{what}_compressed']:,}",
-                f"{speed[what]:,.0f}",
-            )
-            for what in ("unpruned", "pruned")
-        ),
-    ]
-    return f"{table}\n\n{_grid(costs, 'lrrrr')}\n({results['note']})"
-
-
-def _measures(name: str, results: dict[str, Any]) -> str:
-    """A small table: the run, its draws, what was trained with few labels or further, and what it has to beat."""
-    keys = ("top1", "ece", "brier", "nll", "aurc", "knn")
-    named = {
-        "": name,
-        "scaled.": "  with a temperature",
-        "draws.": "  draws",
-        "draws_unaligned.": "  draws, not aligned",
-        "semi.1.": "  1% of the labels",
-        "semi.10.": "  10% of the labels",
-        "finetune.": "  fine-tuned",
-        "baseline.": "  less the baseline",
-        "untrained.": "untrained encoder",
-        "pixels.": "raw pixels",
-    }
-    rows = [
-        (row, *(_four_digits(results.get(prefix + key)) for key in keys))
-        for prefix, row in named.items()
-        if f"{prefix}top1" in results
-    ]
-    return _grid([("", *keys), *rows], "l" + "r" * len(keys))
-
-
-def _shifted(results: dict[str, Any]) -> str:
-    """A small table: what is left under shifts, averaged over them; empty without --shifts."""
-    keys = [tuple(key.split(".")) for key in results if key.startswith("shifts.") and key.endswith(".top1")]
-    names = sorted({key[1] for key in keys if len(key) == 4})
-    severities = sorted({key[2] for key in keys if len(key) == 4})
-    if not keys:
-        return ""
-
-    def average(severity: str, measure: str) -> str:
-        values = [results.get(f"shifts.{name}.{severity}.{measure}") for name in names]
-        known = [value for value in values if value is not None]
-        return _four_digits(sum(known) / len(known) if known else None)
-
-    measures = ("top1", "ece", "brier", "nll")
-    rows = [
-        (f"  severity {severity}", *(average(severity, measure) for measure in measures)) for severity in severities
-    ]
-    return _grid([(f"mean of {len(names)} shifts", *measures), *rows], "l" + "r" * len(measures))
-
-
-def _told_apart(results: dict[str, Any]) -> str:
-    """A small table: AUROC of the uncertainties against other sources; empty without --ood."""
-    named = {
-        "max_softmax": "probe's confidence",
-        "mahalanobis": "class means",
-        "label_free_knn": "label-free, means",
-        "label_free_neighbours": "label-free, draws",
-    }
-    sources = [key.removeprefix("ood.").removesuffix(".images") for key in results if key.startswith("ood.")]
-    sources = [source for source in sources if f"ood.{source}.images" in results]
-    found = [(title, [results.get(f"ood.{s}.{score}.auroc") for s in sources]) for score, title in named.items()]
-    kept = [(title, column) for title, column in found if any(value is not None for value in column)]
-    if not sources:
-        return ""
-    rows = [(f"  {source}", *(_four_digits(column[i]) for _, column in kept)) for i, source in enumerate(sources)]
-    return _grid([("told apart, AUROC", *(title for title, _ in kept)), *rows], "l" + "r" * len(kept))
-
-
-def _four_digits(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"

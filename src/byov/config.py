@@ -68,6 +68,8 @@ class Posterior:
     """Which parameters are random. Unset: all for byov and supervised-bbb, none for byol and supervised."""
     init_log_variance: float = -10.0
     """Initial log-variance of every weight."""
+    scale: Literal["exp", "softplus"] = "exp"
+    """What the optimizer moves: the log-variance, sigma = exp(./2); or Blundell's rho, sigma = softplus(rho)."""
     prior: Literal["standard", "teacher_mean", "teacher_moments", "pretrained"] = "standard"
     """N(0, I); N(teacher, I); N(teacher, running variance); N(weights of --init, prior_std^2)."""
     prior_std: float = 0.1
@@ -84,6 +86,18 @@ class Posterior:
     """One draw a step; one for each view; or one a step with signs of its own for each image (small batches)."""
     shared_noise: bool = False
     """Over several processes: the same draw on all (then they equal one process) instead of one draw each."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What the self-supervised methods minimise, beside the KL."""
+
+    name: Literal["byol", "byol_negatives"] = "byol"
+    """BYOL's cosines; or those and, as in SimCLR, a push away from the other images of the (micro-)batch."""
+    negatives_weight: float = 1.0
+    """Of that push: 0 is BYOL, 1 weighs it as InfoNCE does."""
+    negatives_temperature: float = 0.1
+    """Of the soft maximum over the other images: the lower, the more the nearest count."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +217,7 @@ class Config:
     """Arithmetic of the network; the KL and the posterior stay in float32 (float64 with 64-true)."""
     model: Model = field(default_factory=Model)
     posterior: Posterior = field(default_factory=Posterior)
+    objective: Objective = field(default_factory=Objective)
     optim: Optim = field(default_factory=Optim)
     views: Views = field(default_factory=Views)
     monitor: Monitor = field(default_factory=Monitor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -103,3 +104,17 @@ class StageProgress(_Bar):
         self.bar.update(self.tasks[what], completed=done, total=total or None)
         if self.quiet():
             self.say(f"{what}: {done / total:.0%}" if total else f"{what}: {done:,}")
+
+
+def with_speed(stages: StageProgress) -> Callable[[str, int, int], None]:
+    """The same progress, with images a second beside the bar of scoring."""
+    begun: dict[str, tuple[float, int]] = {}
+
+    def progress(what: str, done: int, total: int) -> None:
+        stages(what, done, total)
+        start, first = begun.setdefault(what, (time.monotonic(), done))
+        if what.startswith("scoring ") and done > first:
+            speed = (done - first) / (time.monotonic() - start)
+            stages.bar.update(stages.tasks[what], note=f"{speed:,.0f} images/s")
+
+    return progress

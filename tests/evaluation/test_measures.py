@@ -11,7 +11,6 @@ from byov.evaluation.measures import (
     bins_of,
     class_measures,
     errors_of,
-    image_rows,
     ood_measures,
     predictive_measures,
     predictive_scores,
@@ -19,6 +18,7 @@ from byov.evaluation.measures import (
     strict,
 )
 from byov.metrics import Predictive
+from byov.metrics.paired import image_rows
 
 
 @pytest.fixture

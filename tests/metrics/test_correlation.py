@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import pearsonr, rankdata, spearmanr
 from torch import Tensor
 
-from byov.metrics import bootstrap, correlation, partial_pearson, partial_spearman, pearson, spearman
+from byov.metrics import bootstrap, partial_pearson, partial_spearman, pearson, resampling, spearman
 from byov.randomness import generator
 
 
@@ -82,7 +82,7 @@ def test_bootstrap_is_the_quantiles_of_plain_resamples(monkeypatch: pytest.Monke
     drawn = torch.randint(50, (40, 50), generator=generator(5))
     plain = [spearmanr(x[row], y[row]).statistic for row in drawn]
     for block in (1, 120, 1 << 20):
-        monkeypatch.setattr(correlation, "BLOCK", block)
+        monkeypatch.setattr(resampling, "BLOCK", block)
         found = bootstrap(spearman, x, y, resamples=40, level=0.8, seed=5)
         assert found.value == pytest.approx(float(spearman(x, y)))
         assert (found.low, found.high) == pytest.approx(np.quantile(plain, [0.1, 0.9]).tolist(), abs=1e-12)

@@ -13,6 +13,7 @@ from scipy.stats import chi2, kstest
 from torch import Tensor
 
 from byov.metrics import gaussian_fit
+from byov.metrics.gaussian import misfit_errors
 
 
 def normals(seed: int, images: int = 400) -> tuple[Tensor, Tensor]:
@@ -78,3 +79,14 @@ def test_bad_inputs_get_a_sentence() -> None:
     for arguments in ((x, y[:9]), (x[:2], y[:2]), (x[:, None], y[:, None])):
         with pytest.raises(ValueError, match="at least three images"):
             gaussian_fit(*arguments)
+
+
+def test_the_errors_of_the_misfit_are_its_spread_over_samples() -> None:
+    """The bootstrap of one sample against many fresh samples of the same exponentials."""
+    g = torch.Generator().manual_seed(0)
+    samples = -torch.rand(60, 2, 400, generator=g, dtype=torch.float64).log()
+    fits = [gaussian_fit(*sample) for sample in samples]
+    found = [misfit_errors(*sample, resamples=60, seed=i) for i, sample in enumerate(samples[:6])]
+    for name in ("ks_distance", "skewness"):
+        fresh = float(torch.tensor([getattr(fit, name) for fit in fits]).std())
+        assert sum(errors[name] for errors in found) / 6 == pytest.approx(fresh, rel=0.5)

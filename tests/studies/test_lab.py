@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,6 +50,13 @@ def test_what_is_trained_is_not_trained_again(lab: Lab) -> None:
     assert lab.run(configs[1]).config.seed == 1
 
 
+def test_runs_are_started_as_one_says(lab: Lab, tmp_path: Path) -> None:
+    config = lab.config("byol", 0, QUICK)
+    lab.launch = [sys.executable, "-c", "import sys; print(sys.argv[1:]); sys.exit(3)"]
+    with pytest.raises(TrainingFailed, match=r"'train', .*--threads"):
+        lab.train([config])
+
+
 def test_a_run_that_fails_is_told_with_its_last_words(lab: Lab) -> None:
     with pytest.raises(TrainingFailed, match=r"heads.*tells more"):
         lab.train([lab.config("byol", 0, {**QUICK, "model.heads": 3})])
@@ -72,3 +80,12 @@ def test_unknown_scales_and_silly_numbers_are_bad_input(tmp_path: Path) -> None:
         Lab(tmp_path, "huge")
     with pytest.raises(BadInput, match="at least 1"):
         Lab(tmp_path, "micro", seeds=0)
+    with pytest.raises(BadInput, match="imagenet"):
+        Lab(tmp_path, "paper")  # no such folder here
+
+
+def test_every_scale_has_its_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labs, "open_source", lambda spec: None)
+    for scale in labs.SCALES:
+        for method in ("byov", "byol", "supervised-bbb"):
+            assert Lab(tmp_path, scale).config(method, 1).method == method

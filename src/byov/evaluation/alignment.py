@@ -11,6 +11,7 @@ two seeds of the supervised model agree is the most that can be asked for: the c
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from byov.evaluation.predictive import ClassPredictions, over_draws, predict_cla
 from byov.evaluation.probe import fit_probe
 from byov.evaluation.reference import BATCH, Bank, at_draw
 from byov.evaluation.run import Run
-from byov.evaluation.subject import Labelled, at_side, in_channels, load_labelled
+from byov.evaluation.subject import Labelled, at_side, in_channels, load_labelled, spread
 from byov.files import write_json
 from byov.metrics import (
     Estimate,
@@ -126,6 +127,7 @@ def align(
     data: str | None = None,
     draws: int = 50,
     *,
+    most: int | None = None,
     predictions: ClassPredictions | None = None,
     resamples: int = RESAMPLES,
     progress: Progress = lambda what, done, total: None,
@@ -139,12 +141,15 @@ def align(
         ceiling: another of another seed. `ceiling.` is the two supervised runs' agreement, `second.` the run's with it.
         data: a source with labels; unset: the run's own.
         draws: of every run. A std of K draws is known to 1 / sqrt(2 (K - 1)) of itself: few of them hide agreement.
-        predictions: what `predict_classes` gave for the run and all test images, where it is there already.
+        most: test images, spread evenly over all; unset: all of them.
+        predictions: what `predict_classes` gave for the run and these test images, where it is there already.
         resamples: of the bootstrap.
     """
     data = data or run.config.data
     _check(run, supervised, ceiling, data, draws)
     labelled = load_labelled(run, data, progress, say)
+    if most is not None:
+        labelled = replace(labelled, test=labelled.test.subset(spread(len(labelled.test), most)))
     predictions = predictions or _predictions(run, labelled, draws, progress)
     images = labelled.test.images
     if len(predictions.aligned.mean) != len(images):

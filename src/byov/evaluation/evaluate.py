@@ -30,7 +30,6 @@ from byov.evaluation.measures import (
     below,
     bins_of,
     errors_of,
-    image_rows,
     predictive_measures,
     predictive_scores,
     selective_measures,
@@ -54,6 +53,7 @@ from byov.evaluation.subject import Labelled, Subject, load_labelled
 from byov.evaluation.uncertainties import pass_draws
 from byov.files import write_json
 from byov.metrics import retrieval_hits
+from byov.metrics.paired import image_rows
 
 PIXELS = 32  # side of the raw pixels that are probed at most: 12,288 numbers an image at 64 would take minutes to fit
 

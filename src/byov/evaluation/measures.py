@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from byov.metrics import (
     Predictive,
@@ -24,7 +23,6 @@ from byov.metrics import (
     selective_prediction,
     top_k_accuracy,
 )
-from byov.metrics.calibration import LEAST
 
 Measures = dict[str, Any]
 """Flat: a name with dots, and a number (or None where it is not defined)."""
@@ -60,17 +58,6 @@ def bins_of(probabilities: Tensor, labels: Tensor) -> list[list[float]]:
 def errors_of(probabilities: Tensor, labels: Tensor) -> Tensor:
     """(images,) bool."""
     return probabilities.argmax(1) != labels
-
-
-def image_rows(probabilities: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """What each image adds to top1, brier and nll: two runs on the same images are compared image by image."""
-    p = probabilities.double()
-    own = p.gather(1, labels[:, None])[:, 0].clamp(min=LEAST)
-    return {
-        "top1": (~errors_of(p, labels)).double(),
-        "brier": (p - one_hot(labels, p.shape[1])).square().sum(1),
-        "nll": -own.log(),
-    }
 
 
 def selective_measures(scores: Mapping[str, Tensor], errors: Tensor, hits: Tensor | None = None) -> Measures:

@@ -12,13 +12,13 @@ from byov.evaluation.measures import (
     bins_of,
     class_measures,
     errors_of,
-    image_rows,
     selective_measures,
 )
 from byov.evaluation.probe import fit_probe
 from byov.evaluation.subject import Subject
 from byov.evaluation.uncertainties import scores_at_means
 from byov.metrics import fit_temperature, knn_accuracy, recall_at_1, retrieval_hits
+from byov.metrics.paired import image_rows
 from byov.randomness import permutation
 
 KNN_K, KNN_TEMPERATURE = 20, 0.07  # DINO's

@@ -136,3 +136,8 @@ class Subject:
             self.progress(f"features of {len(images):,} {what}", done, len(images))
 
         return features_of(self.encoder, images, advance=advance, size=self.side)
+
+
+def subject_of(run: Run, progress: Progress = lambda what, done, total: None) -> Subject:
+    """A run's own encoder on its own source."""
+    return Subject(run, run.encoder, load_labelled(run, run.config.data, progress), run.image_shape[-1], progress)

@@ -13,9 +13,13 @@ def top_k_accuracy(probabilities: Tensor, labels: Tensor, k: int) -> float:
 
     Equal probabilities rank by class number, as argmax does, so that k = 1 is the accuracy of the argmax.
     """
+    return float(in_top(*checked(probabilities, labels), k).double().mean())
+
+
+def in_top(p: Tensor, y: Tensor, k: int) -> Tensor:
+    """(images,) bool: whether the label is among the k most probable classes."""
     if k < 1:
         raise ValueError(f"k is {k}, but at least the most probable class must count.")
-    p, y = checked(probabilities, labels)
     own = p.gather(1, y[:, None])
     ahead = (p > own) | ((p == own) & (torch.arange(p.shape[1])[None, :] < y[:, None]))
-    return float((ahead.sum(1) < k).double().mean())
+    return ahead.sum(1) < k

@@ -52,7 +52,7 @@ def reliability_bins(probabilities: Tensor, labels: Tensor, bins: int = 15) -> l
     """Images in equal-width bins (low, high] of the top probability: how many, mean confidence, accuracy."""
     p, y = checked(probabilities, labels)
     confidence, predicted = p.max(1)
-    where = _equal_width(confidence, bins)
+    where = equal_width(confidence, bins)
     count = torch.bincount(where, minlength=bins)
     share = count.clamp(min=1)
     confidences = torch.bincount(where, confidence, bins) / share
@@ -84,7 +84,7 @@ def adaptive_ece(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float
 def classwise_ece(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
     """Mean over classes of the ECE of "is it this class?" (Kull et al. 2019), in equal-width bins."""
     p, y = checked(probabilities, labels)
-    gaps = [_gap(q, (y == c).double(), _equal_width(q, bins)) for c, q in enumerate(p.T.contiguous())]
+    gaps = [_gap(q, (y == c).double(), equal_width(q, bins)) for c, q in enumerate(p.T.contiguous())]
     return sum(gaps) / len(gaps)
 
 
@@ -115,7 +115,7 @@ def brier_decomposition(probabilities: Tensor, labels: Tensor) -> BrierDecomposi
     )
 
 
-def _equal_width(confidence: Tensor, bins: int) -> Tensor:
+def equal_width(confidence: Tensor, bins: int) -> Tensor:
     """Which bin (low, high] each confidence belongs to."""
     _check_bins(bins)
     # (low, high]: a certain image (confidence 1) belongs to the last bin, not to one of its own

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from byov.metrics.ranking import midranks
-from byov.randomness import generator
+from byov.metrics.resampling import resampled_counts
 
-BLOCK = 1 << 20  # counts at a time in the bootstrap: 8 MiB
 ROUNDING = 1e-12  # a spread that is this small a part of a variable is rounding, and its correlation means nothing
 
 
@@ -60,16 +59,8 @@ def bootstrap(
     """
     if resamples < 1 or not 0 < level < 1:
         raise ValueError(f"resamples = {resamples} and level = {level}: at least 1, and between 0 and 1, are needed.")
-    images = len(variables[0])
     value = float(statistic(*variables))
-    g = generator(seed)
-    found = []
-    rows = max(1, BLOCK // images)
-    for start in range(0, resamples, rows):
-        drawn = torch.randint(images, (min(rows, resamples - start), images), generator=g)
-        counts = torch.zeros(drawn.shape, dtype=torch.float64)
-        counts.scatter_add_(1, drawn, torch.ones_like(counts))
-        found.append(statistic(*variables, weights=counts))
+    found = [statistic(*variables, weights=counts) for counts in resampled_counts(len(variables[0]), resamples, seed)]
     ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
     low, high = torch.cat(found).nanquantile(ends).tolist()
     return Estimate(value, low, high)

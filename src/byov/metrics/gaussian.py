@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from byov.randomness import generator
+
 
 class GaussianFit(NamedTuple):
     """The maximum-likelihood Gaussian, and its misfit."""
@@ -54,6 +56,14 @@ def gaussian_fit(x: Tensor, y: Tensor) -> GaussianFit:
         ks_distance=_ks_distance(-torch.expm1(-squared / 2)),  # the distribution function of chi-squared with 2
         skewness=float(third.square().sum()),
     )
+
+
+def misfit_errors(x: Tensor, y: Tensor, resamples: int = 200, seed: int = 0) -> dict[str, float]:
+    """Bootstrap standard errors over images of both effect sizes of the misfit."""
+    drawn = torch.randint(len(x), (resamples, len(x)), generator=generator(seed))
+    fits = [gaussian_fit(x[images], y[images]) for images in drawn]
+    names = ("ks_distance", "skewness")
+    return {name: float(torch.tensor([getattr(fit, name) for fit in fits]).std()) for name in names}
 
 
 def _ks_distance(uniform: Tensor) -> float:

@@ -65,7 +65,7 @@ class Line:
 
 
 def curves(lines: Sequence[Line], salt: str, x_label: str = "epoch", marked: bool = False) -> str:
-    """Lines over training: the noisy values faint, their local mean on top. Logarithmic where they span two decades."""
+    """Lines over training, say: many values faint, their local mean on top. Logarithmic where they span two decades."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(4.4, 2.5))
         # fixed margins: the axes of all cards line up, in half the time of matplotlib's own layout
@@ -76,7 +76,10 @@ def curves(lines: Sequence[Line], salt: str, x_label: str = "epoch", marked: boo
             axes.set_yscale("log")
             axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel(x_label)
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        places = {value for line in lines for value in line.x}
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=x_label == "epoch"))
+        if len(places) == 1:
+            axes.set_xticks(list(places))
         return _svg(figure, salt)
 
 
@@ -132,6 +135,52 @@ def heat_maps(
         panels[0].set_yticks(np.arange(0, len(layers), every) + 0.5, list(layers[::every]), fontsize=7.5)
         panels[0].invert_yaxis()
         return _svg(figure, salt)
+
+
+@dataclass(frozen=True)
+class CellMap:
+    """Numbers in cells, and the range of their colours."""
+
+    label: str
+    values: NDArray[np.float64]
+    low: float
+    high: float
+    better: int = 0
+    """Of differences: 1 where higher is better (purple), -1 where lower is; 0: no difference, but the numbers."""
+
+    def text(self, value: float) -> str:
+        digits, sign = (1 if "%" in self.label else 3), ("+" if self.better else "")
+        return re.sub(r"^([+-]?)0\.(?=\d\d)", r"\1.", f"{round(value, digits) + 0.0:{sign}.{digits}f}")  # + 0.0: no -0
+
+
+def cell_maps(rows: Sequence[str], columns: Sequence[str], maps: Sequence[CellMap], salt: str) -> str:
+    """Named rows by named columns, one map beside the other, the numbers written into the cells."""
+    with mpl.rc_context(_STYLE | {"axes.grid": False, "font.size": 8.5}):
+        figure = Figure(figsize=(1.3 + 2.45 * len(maps), 0.8 + 0.21 * len(rows)), layout="constrained")
+        panels = figure.subplots(1, len(maps), sharey=True, squeeze=False)[0]
+        for axes, each in zip(panels, maps, strict=True):
+            _fill_cells(axes, each)
+            axes.set_xticks(np.arange(len(columns)) + 0.5, list(columns))
+            axes.set_title(each.label, fontsize=9)
+            axes.spines[:].set_visible(False)
+            axes.tick_params(left=False, bottom=False)
+        panels[0].set_yticks(np.arange(len(rows)) + 0.5, [row.replace("_", " ") for row in rows])
+        panels[0].invert_yaxis()
+        # few maps should not grow until they fill the page, many not shrink until nobody can read them
+        least, most = (round(pixels * figure.get_figwidth()) for pixels in (78, 105))
+        return _svg(figure, salt).replace("<svg", f'<svg style="min-width: {least}px; max-width: {most}px"', 1)
+
+
+def _fill_cells(axes: Axes, each: CellMap) -> None:
+    colours = mpl.colormaps[{0: "cividis", 1: "PuOr", -1: "PuOr_r"}[each.better]]
+    norm = Normalize(each.low, each.high if each.high > each.low else each.low + 1e-9)
+    axes.pcolormesh(np.ma.masked_invalid(each.values), norm=norm, cmap=colours, rasterized=True)
+    for (row, column), value in np.ndenumerate(each.values):
+        if np.isfinite(value):
+            red, green, blue, _ = colours(norm(value))
+            dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
+            ink = "#ffffff" if dark else "#000000"
+            axes.text(column + 0.5, row + 0.5, each.text(value), color=ink, ha="center", va="center", fontsize=7)
 
 
 def _colour(slot: int) -> str:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
+
+from torch import Tensor
 
 from byov.config import BAYESIAN, Config, read_config
 from byov.errors import BadInput
+from byov.evaluation.kept import read_section
+from byov.evaluation.score import DEFAULT, DEFAULT_AT_MEANS
+from byov.evaluation.uncertainties import LABEL_FREE
 
 Row = dict[str, Any]
 
@@ -28,6 +33,10 @@ class Run:
     """One row a layer and epoch, in order of epochs."""
     results: Row
     """`results/evaluation.json`; empty where the run is not evaluated."""
+    images: dict[str, Tensor]
+    """A number for each test image, by name, from `results/evaluation.safetensors`; none without that file."""
+    evaluated_images: str
+    """Fingerprint of these images."""
     summary: Row
     """`summary.json`; empty where training has not ended."""
     pruning: Row
@@ -39,6 +48,22 @@ class Run:
         """Epochs and values of one column of the metrics, where it was logged and finite."""
         rows = [row for row in self.metrics if finite(row.get(key)) and finite(row.get("epoch"))]
         return [float(row["epoch"]) for row in rows], [float(row[key]) for row in rows]
+
+    @property
+    def settings(self) -> Row:
+        """What the results were made with."""
+        settings = self.results.get("settings")
+        return settings if isinstance(settings, dict) else {}
+
+    @property
+    def default_score(self) -> str:
+        """The uncertainty that `byov score` would give, where the evaluation has it; else the top probability's."""
+        label_free = (f"{LABEL_FREE}{name}" for name in (DEFAULT, DEFAULT_AT_MEANS))
+        return next((name for name in label_free if f"score.{name}" in self.images), "max_softmax")
+
+    def bins(self, prefix: str = "") -> list[tuple[int, float, float]]:
+        """Images, mean confidence and accuracy of each bin; none where the run is not evaluated."""
+        return _bins(self.results, prefix)
 
     @property
     def images_per_second(self) -> float | None:
@@ -80,49 +105,52 @@ def load_run(path: Path, name: str | None = None) -> Run:
         raise BadInput(
             f"{path} is not a run folder: it has no config.yaml; give the one that `byov train --out` wrote."
         )
-    config = read_config(path / "config.yaml")
-    missing: list[str] = []
-    metrics, broken = _read_lines(path / "metrics.jsonl")
-    if not metrics:
-        missing.append("No line of metrics.jsonl yet, so there are no training curves: training has hardly begun.")
-    elif broken:
-        missing.append(f"{_lines(broken)} of metrics.jsonl could not be read (cut short by a kill?) and is left out.")
-    posterior, broken = _read_lines(path / "posterior.jsonl")
-    if not posterior:
-        missing.append(
-            "No posterior.jsonl yet, so there are no sigma and SNR to show: it is written once an epoch."
-            if config.method in BAYESIAN
-            else f"No sigma and SNR: the weights of {config.method} are not random."
-        )
-    elif broken:
-        missing.append(f"{_lines(broken)} of posterior.jsonl could not be read (cut short by a kill?) and is left out.")
-    results = _read_object(path / "results" / "evaluation.json")
-    if not results:
-        missing.append(f"Not evaluated yet: `byov evaluate {path} --data {config.data}` adds accuracy and calibration.")
-    elif not _bins(results):
-        missing.append("The results hold no bins, so there is no reliability diagram.")
-    step = results.get("settings", {}).get("step")
-    if step is not None and metrics and step < metrics[-1]["step"]:
-        missing.append(f"Evaluated at step {step}, but trained on to {metrics[-1]['step']} since: evaluate again.")
-    summary = _read_object(path / "summary.json")
-    if not summary:
-        missing.append("No summary.json: training has not ended; speed and memory are those logged so far.")
-    pruning = _read_object(path / "results" / "pruning.json")
-    if pruning and not pruning.get("rounds"):
-        missing.append(
-            "Pruned and not trained since: its curves, speed and memory are those of the run it was made from."
-        )
-    return Run(
+    metrics, posterior = (_read_lines(path / name) for name in ("metrics.jsonl", "posterior.jsonl"))
+    rows = read_section(path / "results" / "evaluation.safetensors")
+    run = Run(
         name=name or path.resolve().name,
         path=path,
-        config=config,
-        metrics=_merged(metrics, ("step",)),
-        posterior=_merged(posterior, ("epoch", "layer")),
-        results=results,
-        summary=summary,
-        pruning=pruning,
-        missing=missing,
+        config=read_config(path / "config.yaml"),
+        metrics=_merged(metrics.rows, ("step",)),
+        posterior=_merged(posterior.rows, ("epoch", "layer")),
+        results=_read_object(path / "results" / "evaluation.json"),
+        images={} if rows is None else {key: row for key, row in rows.images.items() if row.isfinite().all()},
+        evaluated_images="" if rows is None else str(rows.measures.get("images")),
+        summary=_read_object(path / "summary.json"),
+        pruning=_read_object(path / "results" / "pruning.json"),
+        missing=[],
     )
+    run.missing.extend([*_missing_logs(run, metrics.broken, posterior.broken), *_missing_results(run)])
+    return run
+
+
+def _missing_logs(run: Run, metrics_broken: int, posterior_broken: int) -> Iterator[str]:
+    cut = "could not be read (cut short by a kill?) and is left out."
+    method = run.config.method
+    if not run.metrics:
+        yield "No line of metrics.jsonl yet, so there are no training curves: training has hardly begun."
+    elif metrics_broken:
+        yield f"{_lines(metrics_broken)} of metrics.jsonl {cut}"
+    if not run.posterior and method in BAYESIAN:
+        yield "No posterior.jsonl yet, so there are no sigma and SNR to show: it is written once an epoch."
+    elif not run.posterior:
+        yield f"No sigma and SNR: the weights of {method} are not random."
+    elif posterior_broken:
+        yield f"{_lines(posterior_broken)} of posterior.jsonl {cut}"
+    if not run.summary:
+        yield "No summary.json: training has not ended; speed and memory are those logged so far."
+    if run.pruning and not run.pruning.get("rounds"):
+        yield "Pruned and not trained since: its curves, speed and memory are those of the run it was made from."
+
+
+def _missing_results(run: Run) -> Iterator[str]:
+    if not run.results:
+        yield f"Not evaluated yet: `byov evaluate {run.path} --data {run.config.data}` adds accuracy and calibration."
+    elif not run.bins():
+        yield "The results hold no bins, so there is no reliability diagram."
+    step = run.settings.get("step")
+    if step is not None and run.metrics and step < run.metrics[-1]["step"]:
+        yield f"Evaluated at step {step}, but trained on to {run.metrics[-1]['step']} since: evaluate again."
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -134,13 +162,18 @@ def _names(paths: Sequence[Path]) -> list[str]:
     raise BadInput("the same run folder is given twice; give each once.")
 
 
-def _read_lines(path: Path) -> tuple[list[Row], int]:
-    """The objects of a JSON-lines file and how many lines are broken: `kill -9` may cut one, the last until resumed."""
+class _Lines(NamedTuple):
+    """The objects of a JSON-lines file, and how many lines are broken."""
+
+    rows: list[Row]
+    broken: int
+
+
+def _read_lines(path: Path) -> _Lines:
+    """All that can be read: `kill -9` may cut a line, the last until resumed."""
     rows: list[Row] = []
     broken = 0
-    if not path.is_file():
-        return rows, broken
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
         try:
             row = json.loads(line) if line.strip() else None
         except json.JSONDecodeError:
@@ -149,7 +182,7 @@ def _read_lines(path: Path) -> tuple[list[Row], int]:
             rows.append(row)
         elif row is not None:
             broken += 1
-    return rows, broken
+    return _Lines(rows, broken)
 
 
 def _read_object(path: Path) -> Row:
@@ -170,17 +203,12 @@ def _merged(rows: list[Row], key: tuple[str, ...]) -> list[Row]:
     return sorted(found.values(), key=lambda row: float(row[key[0]]))
 
 
-def _bins(results: Row) -> list[tuple[int, float, float]]:
+def _bins(results: Row, prefix: str) -> list[tuple[int, float, float]]:
     """The reliability bins of the results: images, mean confidence, accuracy."""
-    bins = results.get("bins")
+    bins = results.get(f"{prefix}bins")
     if not isinstance(bins, list) or not all(isinstance(b, list) and len(b) == 3 and all(map(finite, b)) for b in bins):
         return []
     return [(int(images), float(confidence), float(accuracy)) for images, confidence, accuracy in bins]
-
-
-def reliability_bins_of(run: Run) -> list[tuple[int, float, float]]:
-    """Images, mean confidence and accuracy of each bin; none where the run is not evaluated."""
-    return _bins(run.results)
 
 
 def _lines(count: int) -> str:

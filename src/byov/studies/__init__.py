@@ -6,6 +6,7 @@ A study is a module of this package with
     def runs(lab) -> list[Config]               what must be trained
     def results(lab) -> list[dict]              rows, from finished runs, by functions of `evaluation` and `metrics`
     def draw(rows, scale) -> Figure             the picture
+    CLAIMS: list[Claim]                         if it can judge any: the paper's claims with their rules
 
 and nothing else has to know of it.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import pkgutil
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -17,7 +18,7 @@ from byov.errors import BadInput
 from byov.files import write_atomically, write_json, write_text
 from byov.studies.lab import Lab
 
-NO_STUDY = ("lab", "make")  # modules of the room that are none
+NO_STUDY = ("claims", "compare", "lab", "ledger", "ledger_page", "make", "paper")  # modules of the room that are none
 
 
 class Study(Protocol):
@@ -40,6 +41,11 @@ def find(name: str) -> Study:
     if name not in names():
         raise BadInput(f"there is no study {name!r}: use one of {', '.join(names())}, or all.")
     return cast(Study, import_module(f"byov.studies.{name.replace('-', '_')}"))
+
+
+def train_all(names: Iterable[str], lab: Lab) -> None:
+    """What several studies need, all together: fewer processes wait for the last run of a study."""
+    lab.train(config for name in names for config in find(name).runs(lab))
 
 
 def make(name: str, lab: Lab) -> Path:

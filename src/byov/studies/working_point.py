@@ -12,6 +12,7 @@ twice the steps, until one is settled.
 
 from __future__ import annotations
 
+from math import log10
 from statistics import mean
 from typing import Any
 
@@ -36,9 +37,14 @@ def _point(lab: Lab, temperature: float, rate: float, seed: int, longer: int = 1
 
 
 def runs(lab: Lab) -> list[Config]:
-    """The map of the first seed, and BYOL of all. What follows from these is trained when it is known."""
+    """BYOL of all seeds and the map of the first, from its middle outwards, so that an early look tells most.
+
+    What follows from these is trained when it is known.
+    """
     byol = [lab.config("byol", seed) for seed in range(lab.seeds)]
-    return [*byol, *(_point(lab, t, r, 0) for t in TEMPERATURES for r in RATES)]
+    centre = mean(log10(t) for t in TEMPERATURES)
+    outwards = sorted(TEMPERATURES, key=lambda t: abs(log10(t) - centre))
+    return [*byol, *(_point(lab, t, r, 0) for t in outwards for r in RATES)]
 
 
 def results(lab: Lab) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from byov.backbones import build_encoder
 from byov.config import SUPERVISED, Config
 from byov.data.views import two_views, view
 from byov.errors import BadInput
-from byov.objectives import byol, supervised
+from byov.objectives import byol, negatives, supervised
 from byov.posterior import Posterior, Prior
 from byov.randomness import fold, generator
 from byov.training.networks import Classifier, Student
@@ -81,8 +81,15 @@ class SelfSupervised:
         else:
             with self.posterior.sampled(generator(*key), flipout=signs_of(batch, self.config, key)):
                 outputs = [self.posterior(v) for v in views]
-        nll = byol.loss(outputs[0].prediction, outputs[1].prediction, targets[0], targets[1])
+        nll = self._objective(outputs[0].prediction, outputs[1].prediction, targets[0], targets[1])
         return Loss(nll, outputs[0].features.detach(), outputs[0].projection.detach())
+
+    def _objective(self, prediction1: Tensor, prediction2: Tensor, target1: Tensor, target2: Tensor) -> Tensor:
+        how = self.config.objective
+        if how.name == "byol":
+            return byol.loss(prediction1, prediction2, target1, target2)
+        weight, temperature = how.negatives_weight, how.negatives_temperature
+        return negatives.loss(prediction1, prediction2, target1, target2, weight, temperature)
 
 
 class Supervised:

@@ -17,6 +17,7 @@ from byov.training.division import set_aside
 T = TypeVar("T")
 
 BLUR_FROM = 64  # pixels: METHOD says no blur at 32
+WEIGHT_DECAY = {"adamw": 0.05, "lars": 1e-6}  # where nothing is random
 
 
 def choose_recipe(side: int | None) -> str:
@@ -95,7 +96,7 @@ def _first(value: T | None, otherwise: T) -> T:
 
 
 def _optim(optim: Optim, images: int, bayesian: bool, world: int) -> Optim:
-    usual = 0.0 if bayesian else {"adamw": 0.05, "lars": 1e-6}[optim.optimizer]
+    usual = 0.0 if bayesian else WEIGHT_DECAY[optim.optimizer]
     size = optim.batch_size
     if size > images:  # all of them, but so that the processes have as many each
         parts = max(optim.accumulate, 1) * world
@@ -117,6 +118,8 @@ def _check(config: Config, world: int) -> None:
         raise BadInput(f"method {config.method} has nothing random: leave posterior.where out, or use byov.")
     if config.method in SUPERVISED and posterior.prior.startswith("teacher"):
         raise BadInput(f"the prior {posterior.prior} needs a teacher, which {config.method} has not: use standard.")
+    if config.objective.name == "byol_negatives" and (config.method in SUPERVISED or world > 1):
+        raise BadInput("objective.name byol_negatives is for byov and byol in one process: leave it out, or train so.")
     rules = [
         (optim.epochs >= 1, "optim.epochs must be at least 1"),
         (optim.batch_size >= 2, "optim.batch_size must be at least 2"),
@@ -144,6 +147,8 @@ def _check(config: Config, world: int) -> None:
         (optim.clip is None or optim.clip > 0, "optim.clip must be positive, or None"),
         (posterior.temperature >= 0, "posterior.temperature must not be negative"),
         (min(posterior.beta_start, posterior.beta_end) >= 0, "posterior.beta_start and beta_end must not be negative"),
+        (config.objective.negatives_weight >= 0, "objective.negatives_weight must not be negative"),
+        (config.objective.negatives_temperature > 0, "objective.negatives_temperature must be positive"),
         (posterior.prior_std > 0, "posterior.prior_std must be positive"),
         (min(model.projector_layers, model.predictor_layers) >= 1, "a head needs at least 1 layer"),
         (config.monitor.log_every >= 1, "monitor.log_every must be at least 1"),

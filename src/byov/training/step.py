@@ -14,6 +14,7 @@ from byov.randomness import fold
 from byov.training.learners import DROPOUT, NOISE, Batch, Learner, Loss
 from byov.training.optimizers import clip_gradients, decay_means, set_learning_rates
 from byov.training.processes import Processes
+from byov.training.scale import optimized_scale
 
 
 class StepReport(NamedTuple):
@@ -70,7 +71,8 @@ def training_step(
     if not torch.isfinite(torch.tensor([total_loss, grad_norm])).all():
         return None
 
-    optimizer.step()
+    with optimized_scale(posterior, config.posterior.scale):
+        optimizer.step()
     if config.optim.optimizer == "adamw":
         decay_means(posterior, lr * (config.optim.weight_decay or 0.0))
     tau = None

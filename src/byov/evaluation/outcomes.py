@@ -1,0 +1,67 @@
+"""What a run says of every test image: class probabilities at the means and over draws, to be set beside another's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from byov.data.fetch import Progress
+from byov.evaluation.measures import class_measures
+from byov.evaluation.predictive import predict_classes
+from byov.evaluation.reference import Bank
+from byov.evaluation.run import Run
+from byov.evaluation.score import is_deterministic
+from byov.evaluation.subject import Subject, load_labelled
+from byov.files import write_atomically
+
+MEASURES = ("top1", "top5", "ece", "brier", "reliability", "resolution", "nll")
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Of the test images of a run's own source."""
+
+    labels: Tensor
+    """(images,) int64."""
+    probabilities: dict[str, Tensor]
+    """(images, classes) float32, at "means"; where weights are random, of "draws" and "draws_unaligned" too."""
+
+
+def outcomes(run: Run, draws: int, progress: Progress = lambda what, done, total: None) -> Outcomes:
+    """The probe is fitted at the means on the run's training images, as `byov evaluate` does."""
+    data = load_labelled(run, run.config.data, progress)
+    subject = Subject(run, run.encoder, data, run.image_shape[-1], progress)
+    found = {"means": subject.probe.probabilities(subject.test_features)}
+    if not is_deterministic(run):
+        aligned, unaligned = predict_classes(Bank(run), subject.probe, subject.test_images, draws, progress=progress)
+        found |= {"draws": aligned.mean.float(), "draws_unaligned": unaligned.mean.float()}
+    return Outcomes(data.test_labels, found)
+
+
+def measures_of(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
+    """MEASURES, by the names and definitions of `byov evaluate`."""
+    found = class_measures(probabilities, labels)
+    return {name: found[name] for name in MEASURES}
+
+
+def write_outcomes(path: Path, found: Outcomes, draws: int) -> None:
+    """A safetensors file, with the draws in its header."""
+    tensors = {"labels": found.labels, **found.probabilities}
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata={"draws": str(draws)}))
+
+
+def read_outcomes(path: Path, draws: int) -> Outcomes | None:
+    """What `write_outcomes` wrote for so many draws; None where there is no such file, or no whole one."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            if file.metadata()["draws"] != str(draws):
+                return None
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError):
+        return None
+    return Outcomes(tensors.pop("labels"), tensors)

@@ -1,0 +1,107 @@
+"""Whether a pruned encoder still knows its limits: its probe on shifted images, and images of another kind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import mean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from byov.data.decoded import Say
+from byov.data.shifts import shifted
+from byov.evaluation.apart import tested_subject
+from byov.evaluation.features import features_of
+from byov.evaluation.measures import errors_of
+from byov.evaluation.outside import outside_images, plain_name
+from byov.evaluation.probe import Probe
+from byov.evaluation.prune import encoder_of, without
+from byov.evaluation.pruning import By, drop_weights, weight_scores
+from byov.evaluation.run import Run
+from byov.evaluation.score import is_deterministic
+from byov.evaluation.shifted import SEED, shift_names
+from byov.evaluation.subject import Subject
+from byov.metrics import ece, knn_distance, max_softmax, ood_detection, top_k_accuracy
+
+SEVERITIES = (1, 3, 5)
+IMAGES = 1000  # test images at most, and of another source
+UNPRUNED = "unpruned"
+
+
+def robust_rows(run: Run, sparsity: float, ood: Sequence[str], say: Say) -> list[dict[str, Any]]:
+    """A row for the encoder as it is and pruned by each score, through the old probe (`kept`) and one `refitted`.
+
+    `shifted.*` are averages over shifts and severities. `shifted.top1.difference` is to the encoder pruned by
+    magnitude, through the same probe, with its standard error over images. OOD: AUROC, by the distance to the nearest
+    training images (`knn`) and by one less the probe's top probability (`softmax`).
+    """
+    subject = tested_subject(run, say, IMAGES)
+    outside = {plain_name(spec): outside_images(subject, spec, say)[:IMAGES] for spec in ood}
+    pruned = _pruned(subject, sparsity)
+    seen = {name: _seen(each, outside) for name, each in pruned.items()}
+    rows = []
+    for name, each in pruned.items():
+        for how, probe in (("kept", subject.probe), ("refitted", each.probe)):
+            beside = subject.probe if how == "kept" else pruned["magnitude"].probe
+            against = _hits(seen["magnitude"], beside, subject.data.test_labels)
+            found = _measures(each, seen[name], probe, against)
+            rows.append({"pruned": name, "probe": how, **found})
+    return rows
+
+
+def _pruned(subject: Subject, sparsity: float) -> dict[str, Subject]:
+    """The run's encoder, and its copies without the lowest part of every layer's weights."""
+    posterior, encoder = subject.run.learner.posterior, encoder_of(subject.run)
+    scores: tuple[By, ...] = ("magnitude",) if is_deterministic(subject.run) else ("snr", "magnitude")
+    masks = {by: drop_weights(weight_scores(posterior, by), sparsity) for by in scores}
+    copies = {str(by): replace(subject, encoder=without(encoder, mask)) for by, mask in masks.items()}
+    return {UNPRUNED: subject} | copies
+
+
+class Seen(dict[str, Tensor]):
+    """Features by name: `test`, `shift.NAME.SEVERITY`, `ood.SOURCE`."""
+
+    def below(self, prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): features for name, features in self.items() if name.startswith(prefix)}
+
+
+def _seen(subject: Subject, outside: dict[str, Tensor]) -> Seen:
+    """All features that the measures need."""
+    images = subject.test_images
+    ids = torch.arange(len(images))
+    seen = Seen(test=subject.test_features)
+    for name in shift_names(subject):
+        for severity in SEVERITIES:
+            now = shifted(images, ids, name, severity, SEED)
+            seen[f"shift.{name}.{severity}"] = features_of(subject.encoder, now)
+    return Seen(seen | {f"ood.{name}": subject.features(others, name) for name, others in outside.items()})
+
+
+def _hits(seen: Seen, probe: Probe, labels: Tensor) -> Tensor:
+    """(images,): the part of an image's shifted copies that are classified as they should be."""
+    hits = [~errors_of(probe.logits(features), labels) for features in seen.below("shift.").values()]
+    return torch.stack(hits).double().mean(0)
+
+
+def _measures(subject: Subject, seen: Seen, probe: Probe, against: Tensor) -> dict[str, Any]:
+    labels = subject.data.test_labels
+    clean = probe.probabilities(seen["test"])
+    moved = [probe.probabilities(features) for features in seen.below("shift.").values()]
+    apart = _hits(seen, probe, labels) - against
+    found = {
+        "top1": top_k_accuracy(clean, labels, 1),
+        "ece": ece(clean, labels),
+        "shifted.top1": mean(top_k_accuracy(p, labels, 1) for p in moved),
+        "shifted.ece": mean(ece(p, labels) for p in moved),
+        "shifted.top1.difference": float(apart.mean()),
+        "shifted.top1.error": float(apart.std()) / math.sqrt(len(apart)),
+    }
+    for source, features in seen.below("ood.").items():
+        scores = [max_softmax(clean), max_softmax(probe.probabilities(features))]
+        found[f"ood.{source}.softmax"] = ood_detection(*scores).auroc
+        scores = [knn_distance(each, subject.train_features) for each in (seen["test"], features)]
+        found[f"ood.{source}.knn"] = ood_detection(*scores).auroc
+    return found

@@ -1,0 +1,39 @@
+"""BYOL's objective with negatives added: a prediction also points away from the teacher's other images.
+
+BYOL's ablation towards SimCLR (Grill et al., 2020, "Ablation to contrastive methods"): for each direction, beside
+2 - 2 cos(p_i, z'_i), weight * 2 temperature * log mean over j != i of exp(cos(p_i, z'_j) / temperature), with p of
+one view and z' of the other. Weight 0 is BYOL; weight 1 is InfoNCE with a predictor and a teacher, up to a constant.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from byov.objectives import byol
+
+
+def loss(
+    prediction1: Tensor,
+    prediction2: Tensor,
+    target1: Tensor,
+    target2: Tensor,
+    weight: float = 1.0,
+    temperature: float = 0.1,
+) -> Tensor:
+    """BYOL's loss plus the repulsion from the batch's other images, both directions summed; targets get no gradient."""
+    attraction = byol.loss(prediction1, prediction2, target1, target2)
+    return attraction + weight * (
+        repulsion(prediction1, target2, temperature) + repulsion(prediction2, target1, temperature)
+    )
+
+
+def repulsion(prediction: Tensor, target: Tensor, temperature: float) -> Tensor:
+    """Mean over i of 2 T log mean over j != i of exp(cos(p_i, z'_j) / T): a soft maximum of the others' 2 cos."""
+    precise = torch.promote_types(prediction.dtype, torch.float32)  # also under bfloat16
+    p, z = (F.normalize(t.to(precise), dim=-1) for t in (prediction, target.detach()))
+    others = (p @ z.T / temperature).masked_fill(torch.eye(len(p), dtype=torch.bool, device=p.device), -torch.inf)
+    return 2 * temperature * (others.logsumexp(1) - math.log(len(p) - 1)).mean()

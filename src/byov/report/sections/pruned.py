@@ -1,0 +1,69 @@
+"""Pruning: what is left of the features at each sparsity, and what it saves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from byov.report import figures
+from byov.report.figures import Line
+from byov.report.parts import Cell, Picture, Section, Table, TableRow
+from byov.report.run import Run, finite
+
+PANELS = (  # title, keys of a point of the curve (all but the first are drawn thin), how to read it
+    ("Top-1 when pruned", ("top1", "refitted.top1"), "Strong: the probe of the unpruned encoder. Thin: fitted anew."),
+    ("ECE when pruned", ("ece", "refitted.ece"), "Strong: the probe of the unpruned encoder. Thin: fitted anew."),
+    ("Features when pruned", ("cosine",), "Mean cosine between an image's features before and after."),
+)
+COLUMNS = ("by", "of each", "sparsity", "top-1, %", "unpruned", "bytes, zlib", "unpruned", "images/s", "unpruned")
+
+
+def pruning_section(runs: Sequence[Run]) -> Section:
+    pruned = {i: run for i, run in enumerate(runs) if run.pruning.get("curve")}
+    return Section(
+        "Pruning",
+        "pruning",
+        "The least needed weights set to 0, nothing trained; a lone dot is what further training made of it.",
+        [p for panel in PANELS if (p := _picture(pruned, *panel))],
+        [Table("What it saves", "Of the encoder, as it was pruned.", list(COLUMNS), _rows(pruned))] if pruned else [],
+        empty=f"No run here is pruned: `byov prune {runs[0].path} --sparsity 0.5 --out RUN2` makes one, with a curve.",
+    )
+
+
+def _picture(pruned: dict[int, Run], title: str, keys: tuple[str, ...], note: str) -> Picture | None:
+    lines = []
+    for i, run in pruned.items():
+        for key in keys:
+            lines += [_line(run.pruning["curve"], key, i, thin=key != keys[0])]
+            lines += [_line([row], key, i, thin=key != keys[0]) for row in run.pruning.get("rounds", [])]
+    lines = [line for line in lines if line.x]
+    return Picture(title, note, Markup(figures.curves(lines, title, "sparsity"))) if lines else None
+
+
+def _line(rows: Sequence[dict[str, Any]], key: str, slot: int, thin: bool) -> Line:
+    rows = [row for row in rows if finite(row.get("sparsity")) and finite(row.get(key))]
+    return Line([row["sparsity"] for row in rows], [row[key] for row in rows], slot, thin)
+
+
+def _rows(pruned: dict[int, Run]) -> list[TableRow]:
+    rows = []
+    for i, run in pruned.items():
+        found = run.pruning
+        settings, size, speed = (found.get(key, {}) for key in ("settings", "bytes", "images_per_second"))
+        top1 = (found.get("top1"), found["curve"][0].get("top1"))
+        cells = [
+            str(settings.get("by", "–")),
+            str(settings.get("scope", "–")),
+            _number(found.get("sparsity"), ".0%"),
+            *(_number(value, ".1f", 100) for value in top1),
+            *(_number(size.get(f"{key}_compressed"), ",.0f") for key in ("pruned", "unpruned")),
+            *(_number(speed.get(key), ",.0f") for key in ("pruned", "unpruned")),
+        ]
+        rows.append(TableRow(run.name, [Cell(text) for text in cells], i))
+    return rows
+
+
+def _number(value: Any, form: str, scale: float = 1) -> str:
+    return format(value * scale, form) if finite(value) else "–"

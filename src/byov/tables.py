@@ -1,0 +1,121 @@
+"""What the commands print: results as columns of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def duration(seconds: float) -> str:
+    return f"about {seconds / 60:.0f} minutes on this machine" if seconds >= 90 else "about a minute or less here"
+
+
+def number(value: Any) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+def grid(rows: Sequence[Sequence[str]], align: str) -> str:
+    """Columns of text, each to the left (l) or to the right (r)."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = {"l": str.ljust, "r": str.rjust}
+    lines = ["  ".join(sides[a](cell, w) for cell, w, a in zip(row, widths, align, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def oddest(names: Sequence[str], uncertainty: Any, percentile: Any, count: int = 5) -> str:
+    """A small table: the images that the run is least sure of."""
+    rows = [
+        (names[i], f"{uncertainty[i]:.4g}", "" if percentile is None else f"{percentile[i]:.1f}")
+        for i in (-uncertainty).argsort(kind="stable")[:count]
+    ]
+    return grid([("least sure", "uncertainty", "percentile"), *rows], "lrr")
+
+
+def pruned(results: dict[str, Any]) -> str:
+    """The curve as a table, then size and speed."""
+    keys = [key for key in ("top1", "ece", "refitted.top1", "refitted.ece", "cosine") if key in results]
+    rows = [(f"{row['sparsity']:.3f}", *(f"{row[key]:.4f}" for key in keys), "") for row in results["curve"]]
+    for row in results["rounds"]:
+        trained = f"trained {row['epochs']} epoch{'s' * (row['epochs'] != 1)}"
+        rows.append((f"{row['sparsity']:.3f}", *(f"{row[key]:.4f}" for key in keys), trained))
+    table = grid([("sparsity", *keys, ""), *rows], "r" * (1 + len(keys)) + "l")
+    size, speed = results["bytes"], results["images_per_second"]
+    costs = [
+        ("encoder", "weights", "bytes", "compressed", "images/s"),
+        *(
+            (
+                what,
+                f"{results['weights'][what]:,}",
+                f"{size[what]:,}",
+                f"{size[f'{what}_compressed']:,}",
+                f"{speed[what]:,.0f}",
+            )
+            for what in ("unpruned", "pruned")
+        ),
+    ]
+    return f"{table}\n\n{grid(costs, 'lrrrr')}\n({results['note']})"
+
+
+def measures(name: str, results: dict[str, Any]) -> str:
+    """A small table: the run, its draws, what was trained with few labels or further, and what it has to beat."""
+    keys = ("top1", "ece", "brier", "nll", "aurc", "knn")
+    named = {
+        "": name,
+        "scaled.": "  with a temperature",
+        "draws.": "  draws",
+        "draws_unaligned.": "  draws, not aligned",
+        "semi.1.": "  1% of the labels",
+        "semi.10.": "  10% of the labels",
+        "finetune.": "  fine-tuned",
+        "baseline.": "  less the baseline",
+        "untrained.": "untrained encoder",
+        "pixels.": "raw pixels",
+    }
+    rows = [
+        (row, *(four_digits(results.get(prefix + key)) for key in keys))
+        for prefix, row in named.items()
+        if f"{prefix}top1" in results
+    ]
+    return grid([("", *keys), *rows], "l" + "r" * len(keys))
+
+
+def shifted(results: dict[str, Any]) -> str:
+    """A small table: what is left under shifts, averaged over them; empty without --shifts."""
+    keys = [tuple(key.split(".")) for key in results if key.startswith("shifts.") and key.endswith(".top1")]
+    names = sorted({key[1] for key in keys if len(key) == 4})
+    severities = sorted({key[2] for key in keys if len(key) == 4})
+    if not keys:
+        return ""
+
+    def average(severity: str, measure: str) -> str:
+        values = [results.get(f"shifts.{name}.{severity}.{measure}") for name in names]
+        known = [value for value in values if value is not None]
+        return four_digits(sum(known) / len(known) if known else None)
+
+    measures = ("top1", "ece", "brier", "nll")
+    rows = [
+        (f"  severity {severity}", *(average(severity, measure) for measure in measures)) for severity in severities
+    ]
+    return grid([(f"mean of {len(names)} shifts", *measures), *rows], "l" + "r" * len(measures))
+
+
+def told_apart(results: dict[str, Any]) -> str:
+    """A small table: AUROC of the uncertainties against other sources; empty without --ood."""
+    named = {
+        "max_softmax": "probe's confidence",
+        "mahalanobis": "class means",
+        "label_free_knn": "label-free, means",
+        "label_free_neighbours": "label-free, draws",
+    }
+    sources = [key.removeprefix("ood.").removesuffix(".images") for key in results if key.startswith("ood.")]
+    sources = [source for source in sources if f"ood.{source}.images" in results]
+    found = [(title, [results.get(f"ood.{s}.{score}.auroc") for s in sources]) for score, title in named.items()]
+    kept = [(title, column) for title, column in found if any(value is not None for value in column)]
+    if not sources:
+        return ""
+    rows = [(f"  {source}", *(four_digits(column[i]) for _, column in kept)) for i, source in enumerate(sources)]
+    return grid([("told apart, AUROC", *(title for title, _ in kept)), *rows], "l" + "r" * len(kept))
+
+
+def four_digits(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"

@@ -1,0 +1,75 @@
+"""BYOL's loss with negatives, against the formula written out image by image and against cross-entropy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from byov.config import Config, Objective
+from byov.errors import BadInput
+from byov.objectives import byol, negatives
+from byov.training.resolve import resolve
+
+
+def four() -> list[torch.Tensor]:
+    g = torch.Generator().manual_seed(0)
+    return [torch.randn(6, 5, generator=g, dtype=torch.float64) for _ in range(4)]
+
+
+def test_the_repulsion_written_out() -> None:
+    p, z, *_ = four()
+    total = 0.0
+    for i in range(6):
+        others = [math.exp(float(F.cosine_similarity(p[i], z[j], dim=0)) / 0.1) for j in range(6) if j != i]
+        total += 2 * 0.1 * math.log(sum(others) / 5)
+    assert float(negatives.repulsion(p, z, 0.1)) == pytest.approx(total / 6)
+
+
+def test_without_weight_it_is_byol_and_else_the_directions_are_summed() -> None:
+    p1, p2, z1, z2 = four()
+    assert torch.equal(negatives.loss(p1, p2, z1, z2, weight=0.0), byol.loss(p1, p2, z1, z2))
+    added = negatives.repulsion(p1, z2, 0.2) + negatives.repulsion(p2, z1, 0.2)
+    torch.testing.assert_close(negatives.loss(p1, p2, z1, z2, 3.0, 0.2), byol.loss(p1, p2, z1, z2) + 3 * added)
+
+
+def test_others_all_alike_give_their_cosine() -> None:
+    same = torch.ones(4, 3)
+    assert float(negatives.repulsion(same, same, 0.1)) == pytest.approx(2.0)
+    assert float(negatives.repulsion(same, -same, 0.1)) == pytest.approx(-2.0)
+
+
+def test_with_weight_1_it_is_infonce_whose_sum_leaves_the_image_itself_out() -> None:
+    p1, p2, z1, z2 = four()
+    expected = torch.tensor(4 - 4 * 0.1 * math.log(5), dtype=torch.float64)
+    for p, z in ((p1, z2), (p2, z1)):
+        cosines = F.normalize(p, dim=1) @ F.normalize(z, dim=1).T / 0.1
+        for i in range(6):
+            rest = torch.cat([cosines[i, :i], cosines[i, i + 1 :]])
+            expected += 2 * 0.1 * (rest.logsumexp(0) - cosines[i, i]) / 6
+    torch.testing.assert_close(negatives.loss(p1, p2, z1, z2), expected)
+
+
+def test_no_gradient_to_the_teacher_and_float32_for_bfloat16() -> None:
+    p1, p2, z1, z2 = (t.requires_grad_() for t in four())
+    negatives.loss(p1, p2, z1, z2).backward()
+    assert p1.grad is not None and p2.grad is not None and z1.grad is None and z2.grad is None
+    assert negatives.loss(*(t.detach().to(torch.bfloat16) for t in four())).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("method", "world", "objective"),
+    [
+        ("supervised", 1, Objective("byol_negatives")),
+        ("byov", 2, Objective("byol_negatives")),
+        ("byov", 1, Objective("byol_negatives", negatives_temperature=0.0)),
+        ("byov", 1, Objective("byol_negatives", negatives_weight=-1.0)),
+    ],
+)
+def test_what_it_cannot_do_is_bad_input(method: str, world: int, objective: Objective) -> None:
+    config = replace(Config(), method=method, objective=objective)
+    with pytest.raises(BadInput, match=r"objective\."):
+        resolve(config, (1, 8, 8), 256, flips=False, world=world)
