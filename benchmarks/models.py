@@ -54,7 +54,7 @@ def images(count: int, side: int = SIDE) -> Tensor:
 
 
 def byol_views(side: int) -> Views:
-    """BYOL's recipe: crops from .08 on, blur from 64 pixels on (METHOD: "Not at 32 px: blur")."""
+    """BYOL's recipe: crops from .08 on, blur from 64 pixels on (at 32 it would leave nothing to see)."""
     blurs = (1.0, 0.1) if side >= 64 else (0.0, 0.0)
     first = View(crop_area=(0.08, 1.0), flip=0.5, blur=blurs[0])
     return Views(first=first, second=View(crop_area=(0.08, 1.0), flip=0.5, blur=blurs[1], solarise=0.2))

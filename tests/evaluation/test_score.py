@@ -33,7 +33,7 @@ def deterministic(tmp_path: Path) -> Run:
 
 
 def of_draw(run: Run, k: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Raw features of the images, aligned and centred features of images and bank; by METHOD's formula."""
+    """Raw features of the images, aligned and centred features of images and bank; by the formula."""
     bank = Bank(run)
     with at_draw(run.encoder, run.config.seed, k):
         raw, reference = (run.encoder(images).double().numpy() for images in (IMAGES, bank.images))

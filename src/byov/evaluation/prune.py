@@ -1,9 +1,9 @@
 """`byov prune`: a run with fewer weights, and what they cost.
 
-The curve is METHOD's: at each sparsity the weights are taken out of the encoder at its means, nothing is trained, and
-the images go through the probe of the unpruned encoder (and through one fitted anew). The pruned run is a run like any
-other; its checkpoint holds the masks, and training it (rounds here, `--extend` later) keeps them. A round starts the
-recipe's schedules anew: at the learning rate where they ended, nothing would move.
+The curve is the paper's: at each sparsity the weights are taken out of the encoder at its means, nothing is trained,
+and the images go through the probe of the unpruned encoder (and through one fitted anew). The pruned run is a run like
+any other; its checkpoint holds the masks, and training it (rounds here, `--extend` later) keeps them. A round starts
+the recipe's schedules anew: at the learning rate where they ended, nothing would move.
 """
 
 from __future__ import annotations

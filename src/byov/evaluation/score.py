@@ -27,8 +27,8 @@ from byov.evaluation.features import features_of
 from byov.evaluation.reference import BATCH, Bank, Moments, aligned, at_draw, constant
 from byov.evaluation.run import Run
 
-NEIGHBOURS = 10  # bank images an image is compared with (METHOD)
-SHARPNESS = 0.1  # temperature of the soft assignment to the bank, on cosines (METHOD)
+NEIGHBOURS = 10  # bank images an image is compared with
+SHARPNESS = 0.1  # temperature of the soft assignment to the bank, on cosines
 SHRINKAGE = 0.1  # of the bank's correlations towards none: a bank may have fewer images than features
 BLOCK = 1024  # images at a time: bounds the terms that hold a number for each bank image
 DEFAULT, DEFAULT_AT_MEANS = "neighbours", "knn"  # for a run that has a posterior, and for one that has none

@@ -95,7 +95,7 @@ def brier(probabilities: Tensor, labels: Tensor) -> float:
 
 
 def brier_decomposition(probabilities: Tensor, labels: Tensor) -> BrierDecomposition:
-    """Brier's parts, images grouped by predicted class (METHOD.md). The identity holds for any grouping."""
+    """Brier's parts, images grouped by predicted class. The identity holds for any grouping."""
     p, labels = checked(probabilities, labels)
     y = one_hot(labels, p.shape[1]).double()
     group = p.argmax(1)

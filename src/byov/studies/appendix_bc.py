@@ -54,7 +54,8 @@ def arms(lab: Lab) -> Arms:
         RECIPE: {},
         "weight decay": {"optim.weight_decay": WEIGHT_DECAY[optim.optimizer] if decay is None else decay},
         "constant beta": {"posterior.beta_start": lab.config("byov").posterior.beta_end},
-        "softplus": {"posterior.scale": "softplus"},
+        # softplus(rho) is exp(rho) for small sigmas, ours exp(rho / 2): half the rate moves sigma as fast
+        "softplus": {"posterior.scale": "softplus", "optim.log_variance_lr": optim.log_variance_lr / 2},
         "Flipout": {"posterior.draw": "flipout"},
         "a draw a view": {"posterior.draw": "view"},
         LARGE: large,

@@ -18,7 +18,7 @@ from byov.files import write_json
 from byov.randomness import fold, permutation
 from byov.training.learners import ORDER
 
-BANK = 1000  # METHOD: soft assignment to 1,000 bank images
+BANK = 1000  # images: enough for a soft assignment, and for a mean and a deviation to a few percent
 CALIBRATION = 1000  # at most, and a twentieth of the source: percentiles to .1, for little of what can be learned
 DRAWS = 6  # first part of the key of an evaluation's draws; `learners` has those before it
 SPLIT: Split = "train"

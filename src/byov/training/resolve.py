@@ -16,7 +16,7 @@ from byov.training.division import set_aside
 
 T = TypeVar("T")
 
-BLUR_FROM = 64  # pixels: METHOD says no blur at 32
+BLUR_FROM = 64  # pixels: at 32 a blurred image shows nothing
 WEIGHT_DECAY = {"adamw": 0.05, "lars": 1e-6}  # where nothing is random
 
 
