@@ -25,10 +25,16 @@ def test_without_error_over_images_it_is_the_t_interval_of_the_mean() -> None:
 def test_more_seeds_do_not_make_up_for_few_images() -> None:
     """All seeds agree: what is left is the error over the images that they share."""
     few, many = (judge(seeds(*[1.0] * count, error=0.5), size=1) for count in (3, 300))
-    assert few.half_width == pytest.approx(stats.t.ppf(0.975, 2) * 0.5)
-    assert many.half_width == pytest.approx(stats.t.ppf(0.975, 299) * 0.5)
+    assert few.half_width == many.half_width == pytest.approx(stats.norm.ppf(0.975) * 0.5)
     mixed = judge([Effect(0, 1.0, 0.3), Effect(1, 1.0, 0.4)], size=1)
     assert mixed.image_error == pytest.approx(math.sqrt((0.09 + 0.16) / 2))
+
+
+def test_only_the_seeds_part_is_known_from_few() -> None:
+    """Satterthwaite by hand: 1/3 over seeds with 2 degrees of freedom, 1/4 over images with many."""
+    found = judge(seeds(1.0, 2.0, 3.0, error=0.5), size=1)
+    error = math.sqrt(1 / 3 + 1 / 4)
+    assert found.half_width == pytest.approx(stats.t.ppf(0.975, 2 * (7 / 4) ** 2) * error)
 
 
 @pytest.mark.parametrize(

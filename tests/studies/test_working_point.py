@@ -29,6 +29,7 @@ def row(temperature: float | None, rate: float | None, top1: float, draws: float
         "validation.draws.top1": draws,
         "draws_unaligned.top1": draws - 0.1,
         "median_sigma": sigma,
+        "initial_sigma": 0.001,
         "sigma_magnitude_spearman": 0.1,
     }
 
@@ -67,6 +68,14 @@ def test_the_hottest_settled_point_is_chosen() -> None:
     assert chosen(rows) == (COOL, RATES[1])
 
 
+def test_a_sigma_that_never_left_its_start_is_not_chosen() -> None:
+    rows = [{**r, "initial_sigma": 0.015} for r in (*table(), row(COOL, RATES[1], 0.49, 0.48, 0.02, steps=2))]
+    assert point(rows, COOL, RATES[1])["settled"] and not point(rows, COOL, RATES[1])["left"]
+    assert chosen(rows) is None
+    rows = [{**r, "initial_sigma": 0.031} for r in rows]  # it may have shrunk
+    assert chosen(rows) == (COOL, RATES[1])
+
+
 def test_the_study_writes_rows_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(working_point, "results", lambda lab: table())
     monkeypatch.setattr(Lab, "train", lambda lab, configs: None)
@@ -94,7 +103,7 @@ def test_more_is_trained_only_where_it_matters(tmp_path: Path, monkeypatch: pyte
     def found(lab: Lab, t: float | None, r: float | None, seed: int, longer: int = 1) -> dict[str, Any]:
         asked.append((t, seed, longer))
         top1 = 0.5 if t in (None, COLD, COOL) else 0.49 if (t, seed) == (WARM, 0) else 0.3
-        return {**row(t, r, top1, top1, t or 1.0, longer), "seed": seed}
+        return {**row(t, r, top1, top1, 10 * (t or 1.0), longer), "seed": seed}
 
     monkeypatch.setattr(working_point, "RATES", RATES[:1])
     monkeypatch.setattr(working_point, "_row", found)

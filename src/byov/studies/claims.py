@@ -6,7 +6,8 @@ images the test set happens to have. The images are the same for all seeds, so t
 
     variance of the estimate = variance over seeds / seeds + mean over seeds of the squared error over images
 
-and the 95% interval is Student's t with seeds - 1 degrees of freedom. Then
+and the 95% interval is Student's t. Only the part of the seeds is known from few, so the degrees of freedom are those
+of Welch and Satterthwaite: seeds - 1 where the images add nothing, more where they do. Then
 
     directional:  above 0: shown; below 0: opposite; else, wholly below the paper's size: not shown; else: cannot tell
     "no difference":  within +-size: shown; wholly outside: opposite; else: cannot tell
@@ -97,8 +98,10 @@ def judge(effects: Sequence[Effect], size: float, equal: bool = False) -> Verdic
     estimate = mean(values)
     if seeds < 2:
         return Verdict(CANNOT_TELL, seeds, estimate, image_error=images)
-    error = math.sqrt(variance(values) / seeds + images**2)
-    half = float(student.ppf((1 + LEVEL) / 2, seeds - 1)) * error
+    over_seeds = variance(values) / seeds
+    error = math.sqrt(over_seeds + images**2)
+    freedom = (seeds - 1) * (error**2 / over_seeds) ** 2 if over_seeds else math.inf
+    half = float(student.ppf((1 + LEVEL) / 2, freedom)) * error
     low, high = estimate - half, estimate + half
     word = _equal(low, high, size) if equal else _directional(low, high, size)
     return Verdict(word, seeds, estimate, low, high, images)

@@ -25,7 +25,8 @@ what is not may still hold at theirs. What the paper says in several places stan
 compared with, of the same seed, on the same test images: one effect a seed. The estimate is the mean over seeds. Its
 variance is that over seeds divided by their number, plus the mean squared standard error over the test images
 (bootstrap, both runs on the same resampled images; all seeds share the images, so that more seeds do not make it
-smaller). The 95% interval is Student's t with one degree of freedom less than there are seeds.
+smaller). The 95% interval is Student's t with the degrees of freedom of Welch and Satterthwaite: one less than there
+are seeds where the images add nothing, more where they do.
 
 - **shown**: the interval lies above 0. **opposite**: it lies below.
 - **not shown**: it holds 0, but not the paper's effect: one of that size would have been seen.

@@ -3,16 +3,17 @@
 A point works where, averaged over seeds,
   (a) the probe at the means is within 2 points of the fair BYOL,
   (b) 20 aligned draws are within 2 points of the means,
-  (c) the median sigma is settled: it changes by less than 20% when the steps double.
+  (c) the median sigma is settled: it changes by less than 20% when the steps double,
+  (d) it has left its start: it has grown or shrunk by half at least. A sigma that never moved is settled too.
 All by a probe on held-out training images; the test images only report. The hottest point that works is chosen: sigma
 is then as large as accuracy allows, and most can be read from it. The map is made with the first seed. Then, hottest
-first, points within twice the tolerance of (a) and (b) get the other seeds, and those that still have (a) and (b) get
-twice the steps, until one is settled.
+first, points that have left their start and come within twice the tolerance of (a) and (b) get the other seeds, and
+those that still have (a) and (b) get twice the steps, until one is settled.
 """
 
 from __future__ import annotations
 
-from math import log10
+from math import exp, log10
 from statistics import mean
 from typing import Any
 
@@ -27,7 +28,7 @@ TITLE = "the working point: temperature x learning rate of the log-variances"
 TEMPERATURES = (1e-4, 1e-3, 1e-2, 1e-1)
 RATES = (5e-3, 2e-2)
 CHOOSE = "validation."  # the measures to choose by
-POINTS, SETTLED = 0.02, 0.20  # issue: within 2 points of top-1; under 20% change
+POINTS, SETTLED, LEFT = 0.02, 0.20, 1.5  # within 2 points of top-1; under 20% change; by half at least
 
 
 def _point(lab: Lab, temperature: float, rate: float, seed: int, longer: int = 1) -> Config:
@@ -71,7 +72,9 @@ def _row(lab: Lab, temperature: float | None, rate: float | None, seed: int, lon
         config = lab.config("byol", seed)
     else:
         config = _point(lab, temperature, rate, seed, longer)
-    return {"temperature": temperature, "log_variance_lr": rate, "seed": seed, "steps": longer} | _measured(lab, config)
+    start = exp(config.posterior.init_log_variance / 2)
+    row = {"temperature": temperature, "log_variance_lr": rate, "seed": seed, "steps": longer, "initial_sigma": start}
+    return row | _measured(lab, config)
 
 
 def _measured(lab: Lab, config: Config) -> dict[str, Any]:
@@ -91,6 +94,7 @@ def point(rows: list[dict[str, Any]], temperature: float, rate: float, tolerance
     seeds = {row["seed"] for row in rows if all(row[k] == v for k, v in here.items())}
     byol = mean(row[f"{CHOOSE}top1"] for row in rows if row["temperature"] is None and row["seed"] in seeds)
     sigma = _average(rows, "median_sigma", **here)
+    grown = sigma / _average(rows, "initial_sigma", **here)
     longer = [row["median_sigma"] for row in rows if all(row[k] == v for k, v in {**here, "steps": 2}.items())]
     change = abs(mean(longer) / sigma - 1) if longer else None
     return {
@@ -100,14 +104,15 @@ def point(rows: list[dict[str, Any]], temperature: float, rate: float, tolerance
         "sigma_magnitude_spearman": _average(rows, "sigma_magnitude_spearman", **here),
         "change": change,
         "accurate": top1 >= byol - tolerance and draws >= top1 - tolerance,
+        "left": max(grown, 1 / grown) >= LEFT,
         "settled": change is not None and change < SETTLED,
     }
 
 
 def _accurate(rows: list[dict[str, Any]], tolerance: float = POINTS) -> list[tuple[float, float]]:
-    """The points with (a) and (b), those with the largest sigma first."""
+    """The points with (a), (b) and (d), those with the largest sigma first."""
     points = [(t, r, point(rows, t, r, tolerance)) for t in TEMPERATURES for r in RATES]
-    works = [(t, r, p["median_sigma"]) for t, r, p in points if p["accurate"]]
+    works = [(t, r, p["median_sigma"]) for t, r, p in points if p["accurate"] and p["left"]]
     return [(t, r) for t, r, _ in sorted(works, key=lambda it: -it[2])]
 
 
