@@ -34,6 +34,13 @@ def test_folders_are_made_and_json_is_read_back(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == {"x": [1, 2.5, None]}
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_json_does_not_know_is_refused(tmp_path: Path, value: float) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        files.write_json(tmp_path / "file.json", {"x": [value]})
+    assert not list(tmp_path.iterdir())
+
+
 def test_no_space_is_also_known_in_the_words_of_a_rust_library(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no space left"), files.disk_space_checked(tmp_path):
         raise RuntimeError("I/O error: No space left on device (os error 28)")

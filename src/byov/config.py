@@ -93,9 +93,9 @@ class Objective:
     """What the self-supervised methods minimise, beside the KL."""
 
     name: Literal["byol", "byol_negatives"] = "byol"
-    """BYOL's cosines; or those and, as in SimCLR, a push away from the other images of the (micro-)batch."""
+    """BYOL's cosines; or those and, much as in SimCLR, a push away from the (micro-)batch's other images."""
     negatives_weight: float = 1.0
-    """Of that push: 0 is BYOL, 1 weighs it as InfoNCE does."""
+    """Of that push: 0 is BYOL, 1 makes the loss InfoNCE, without the positive in its denominator."""
     negatives_temperature: float = 0.1
     """Of the soft maximum over the other images: the lower, the more the nearest count."""
 

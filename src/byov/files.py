@@ -55,5 +55,5 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a JSON file, atomically."""
-    write_text(path, json.dumps(value, indent=2) + "\n")
+    """Writes a JSON file, atomically. NaN and infinity, which JSON does not know, are a ValueError."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")

@@ -34,18 +34,20 @@ def test_random_weights_have_three_places_and_others_one(tmp_path: Path) -> None
     assert measures_of(byov.probabilities["means"], byov.labels)["top1"] > 0.2  # it does know something
 
 
-def test_they_come_back_for_the_same_draws_only(tmp_path: Path) -> None:
+def test_they_come_back_for_the_same_settings_only(tmp_path: Path) -> None:
     p = torch.rand(6, 3).softmax(1)
     written = Outcomes(torch.tensor([0, 1, 2, 0, 1, 2]), {"means": p, "draws": p.flip(0)})
     path = tmp_path / "results" / "outcomes.safetensors"
-    assert read_outcomes(path, 20) is None
-    write_outcomes(path, written, 20)
-    found = read_outcomes(path, 20)
+    settings = {"draws": 20, "test": 6}
+    assert read_outcomes(path, settings) is None
+    write_outcomes(path, written, settings)
+    found = read_outcomes(path, {"test": 6, "draws": 20})
     assert found is not None and torch.equal(found.labels, written.labels)
+    assert list(found.probabilities) == ["means", "draws"]
     assert all(torch.equal(found.probabilities[at], written.probabilities[at]) for at in ("means", "draws"))
-    assert read_outcomes(path, 30) is None
+    assert read_outcomes(path, settings | {"draws": 30}) is None
     path.write_bytes(path.read_bytes()[:-4])
-    assert read_outcomes(path, 20) is None
+    assert read_outcomes(path, settings) is None
 
 
 def test_measures_have_the_names_and_values_of_the_evaluation() -> None:

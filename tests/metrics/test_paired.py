@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
+from scipy.stats import ttest_rel
 from torch import Tensor
 
 from byov.evaluation.measures import class_measures
-from byov.metrics.paired import WeightedMeasures, paired_errors
+from byov.metrics.paired import WeightedMeasures, paired_errors, paired_top1
 from byov.metrics.resampling import resampled_counts
 
 NAMES = {"top1", "top5", "ece", "brier", "reliability", "resolution", "nll"}
@@ -48,6 +49,23 @@ def test_the_error_of_a_mean_difference_is_its_spread_over_the_root_of_the_image
     difference = (p.argmax(1) == labels).double() - (q.argmax(1) == labels).double()
     found = paired_errors(p, q, labels, resamples=2000)
     assert found["top1"] == pytest.approx(float(difference.std()) / math.sqrt(1000), rel=0.06)
+
+
+def test_the_difference_of_accuracies_and_its_error_are_those_of_a_paired_t_test() -> None:
+    (p, labels), (q, _) = guesses(300), guesses(300, seed=1)
+    found = paired_top1(p, q, labels)
+    right = [(x.argmax(1) == labels).double().numpy() for x in (p, q)]
+    assert found.value == pytest.approx(right[0].mean() - right[1].mean())
+    assert found.value / found.error == pytest.approx(ttest_rel(*right).statistic)
+    assert found.error == pytest.approx(paired_errors(p, q, labels, resamples=2000)["top1"], rel=0.06)
+
+
+def test_copies_of_an_image_are_no_images_of_their_own() -> None:
+    (p, labels), (q, _) = guesses(300), guesses(300, seed=1)
+    once, copied = paired_top1(p, q, labels), paired_top1(p.expand(9, -1, -1), q.expand(9, -1, -1), labels)
+    assert copied == pytest.approx(once)
+    with pytest.raises(ValueError, match="not of the same images"):
+        paired_top1(p.expand(9, -1, -1), q, labels)
 
 
 def test_what_both_share_falls_out() -> None:

@@ -42,6 +42,11 @@ def test_others_all_alike_give_their_cosine() -> None:
     assert float(negatives.repulsion(same, -same, 0.1)) == pytest.approx(-2.0)
 
 
+def test_one_image_has_no_others() -> None:
+    with pytest.raises(ValueError, match="at least two"):
+        negatives.repulsion(torch.ones(1, 3), torch.ones(1, 3), 0.1)
+
+
 def test_with_weight_1_it_is_infonce_whose_sum_leaves_the_image_itself_out() -> None:
     p1, p2, z1, z2 = four()
     expected = torch.tensor(4 - 4 * 0.1 * math.log(5), dtype=torch.float64)

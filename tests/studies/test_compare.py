@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from byov.evaluation.evaluate import evaluate
-from byov.evaluation.outcomes import MEASURES
+from byov.evaluation.outcomes import MEASURES, Outcomes
 from byov.studies import lab as labs
 from byov.studies.claims import Effect
 from byov.studies.compare import compare, effects
@@ -37,13 +37,20 @@ def test_effects_are_in_points_and_signed_as_the_paper_has_it() -> None:
     assert [e.error for e in found] == pytest.approx([0.3, 0.6])
 
 
-def test_effects_against_another_place_pair_seeds_and_add_errors_in_squares() -> None:
-    (found,) = effects(ROWS, "byov", "ece", at="draws", sign=-1, against=("byov", "means"))
-    assert found.seed == 0  # of seed 1 there are no draws
-    assert (found.value, found.error) == pytest.approx((2, 100 * math.hypot(0.003, 0.004)))
-    (same, _) = effects(ROWS, "byov", "ece", against=("byol", "means"))
-    assert same == Effect(0, pytest.approx(-3), pytest.approx(0.3))
+def test_effects_are_of_one_place() -> None:
+    (found,) = effects(ROWS, "byov", "ece", at="draws", sign=-1)  # of seed 1 there are no draws
+    assert found == Effect(0, pytest.approx(5), pytest.approx(0.4))
     assert effects(ROWS, "nobody", "ece") == []
+
+
+def test_runs_with_other_test_images_are_not_set_beside_each_other(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    p, labels = torch.full((4, 3), 1 / 3), torch.tensor([0, 1, 2, 0])
+    found = {"byov": Outcomes(labels, {"means": p}), "byol": Outcomes(labels.flip(0).roll(1), {"means": p})}
+    monkeypatch.setattr(lab, "outcomes", lambda config: found[config.method])
+    arms = {method: lambda seed, method=method: lab.config(method, seed) for method in found}
+    lab.seeds = 1
+    with pytest.raises(ValueError, match="differ in their test images"):
+        compare(lab, arms, "byol")
 
 
 def test_arms_of_real_runs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

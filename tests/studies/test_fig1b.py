@@ -31,6 +31,8 @@ def test_claims_ask_for_a_small_misfit_and_for_correlation() -> None:
     assert words(summary(0, -0.5, 0.2), summary(1, -0.52, 0.21)) == ["opposite"] * 5
     assert words(summary(0, 0.01, 0.1), summary(1, -0.01, 0.1)) == ["not shown"] * 5
     assert [len(claim.effects([summary(0, None, 0.1)])) for claim in CLAIMS] == [1, 1, 0, 0, 0]  # undefined: no effect
+    unknown = summary(0, 0.5, 0.1) | {"spearman.error": None, "skewness.error": None}
+    assert [len(claim.effects([unknown])) for claim in CLAIMS] == [1, 0, 1, 0, 1]  # an unknown error is not none
 
 
 def test_another_seed_of_the_supervised_model_is_the_ceiling(lab: Lab) -> None:

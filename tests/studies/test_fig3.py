@@ -9,7 +9,7 @@ import pytest
 
 from byov.studies import fig3
 from byov.studies.claims import verdict
-from byov.studies.fig3 import PRIORS, distances, profiles
+from byov.studies.fig3 import PRIORS, beyond_seeds, distances, floor, profiles
 from byov.studies.lab import Lab
 
 LAYERS = ("encoder.stem.weight", "projector.0.weight")
@@ -61,12 +61,25 @@ def test_the_claims_are_shown_where_sigma_differs_and_snr_does_not() -> None:
 
 
 def test_the_opposite_is_found_where_snr_differs_and_sigma_does_not() -> None:
-    assert words(rows(factors(1, 1, 1), factors(1, 5, 2))) == ["opposite"] * 5
+    """Sigma is as far apart between seeds, a thousandth, as between priors: a large difference would have shown."""
+    assert words(rows(factors(1, 1, 1), factors(1, 5, 2))) == ["not shown"] + ["opposite"] * 4
+
+
+def test_the_floor_is_the_distance_to_the_next_seed_and_unknown_of_one() -> None:
+    found = rows(factors(1, 2, 4), factors(1, 1, 1))
+    factor = [1, 1.001, 1.002]
+    steps = {0: math.log(factor[1]), 1: math.log(factor[2] / factor[1]), 2: math.log(factor[2])}
+    assert floor(found, "prior", "standard", "sigma_mean") == pytest.approx(steps)
+    apart = beyond_seeds(found, "prior", fig3.PAIRS, "standard", "sigma_mean")
+    assert apart == pytest.approx({seed: 4 / 3 * math.log(2) - step for seed, step in steps.items()})
+    alone = rows(factors(1, 2, 4), factors(1, 1, 1), seeds=1)
+    assert floor(alone, "prior", "standard", "sigma_mean") == {}
+    assert fig3.CLAIMS[0].effects(alone) == [] and len(fig3.CLAIMS[1].effects(alone)) == 1
 
 
 def test_the_size_of_a_difference_is_told() -> None:
     large, similar, *_ = [verdict(claim, rows(factors(1, 2, 4), factors(1, 1, 1))) for claim in fig3.CLAIMS]
-    assert large.estimate == pytest.approx(4 / 3 * math.log(2) - math.log(1.5))
+    assert large.estimate == pytest.approx(4 / 3 * math.log(2) - 2 / 3 * math.log(1.002))
     assert similar.estimate == pytest.approx(4 / 3 * math.log(2))
 
 

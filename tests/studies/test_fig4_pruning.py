@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from byov.evaluation.pruning_curves import SPARSER
 from byov.studies import fig4_pruning
 from byov.studies.fig4_pruning import ARMS, CLAIMS, SPARSITIES, draw, largest
 from byov.studies.lab import Lab
@@ -32,6 +33,16 @@ def test_the_largest_difference_is_sought_in_the_other_seeds() -> None:
     assert found == pytest.approx({0: 5, 1: 1})  # seed 1 has it at .5, seed 0 at .8
     alone = [r for r in rows if r["seed"] == 0]
     assert [effect.value for effect in largest(alone)] == pytest.approx([30])
+
+
+def test_a_sparser_model_is_sought_over_all_pairs_that_are_a_quarter_apart() -> None:
+    table = {s: s for s in SPARSITIES if s > 0}
+    rows = [row(seed, s, d) for seed in (0, 1) for s, d in table.items()]
+    rows = [
+        r | {"sparser.difference": r["sparsity"], "sparser.error": 0.02} if r["sparsity"] <= 0.7 else r for r in rows
+    ]
+    assert [effect.value for effect in CLAIMS[1].effects(rows)] == pytest.approx([70, 70])
+    assert [s for s in SPARSITIES if s > 0 and round(s + SPARSER, 6) in SPARSITIES] == [0.25, 0.5, 0.6, 0.7]
 
 
 def test_claims_are_at_half_of_the_weights_in_points() -> None:

@@ -55,6 +55,14 @@ def test_effects_are_the_logarithms_of_the_falls() -> None:
     assert more == pytest.approx(math.log(1.3) - math.log(1.1))
 
 
+def test_a_maximum_that_varies_with_the_seed_as_much_does_not_count() -> None:
+    found = [row | {"snr_max": row["snr_max"] * 3 ** (row["seed"] % 2)} for row in rows(1.1, 1.3, 2.0)]
+    values = {effect.seed: effect.value for effect in fig6.CLAIMS[1].effects(found)}
+    beyond = math.log(2) - math.log(3)  # seeds 0 and 1, 1 and 2; seeds 2 and 0 are alike
+    assert values == pytest.approx({0: beyond, 1: beyond, 2: math.log(2)}, abs=0.005)
+    assert fig6.CLAIMS[1].effects([row for row in found if row["seed"] == 0]) == []
+
+
 def test_the_study_from_runs_to_picture(lab: Lab) -> None:
     lab.seeds = 1
     configs = fig6.runs(lab)

@@ -23,6 +23,8 @@ def test_raw_variances_are_judged_first_and_aligned_ones_apart() -> None:
     assert [claim.effects(rows)[0].value for claim in CLAIMS] == pytest.approx([-0.5, -50, -50, 0.8, 80, 80])
     assert [claim.effects(rows)[0].error for claim in CLAIMS] == pytest.approx([0.01, 1, 1] * 2)
     assert all(not claim.effects([summary(0, kind, None) for kind in KINDS]) for claim in CLAIMS)
+    unknown = [summary(0, kind, 0.5) | {"growth.error": None} for kind in KINDS]
+    assert [len(claim.effects(unknown)) for claim in CLAIMS] == [1, 0, 1] * 2  # an unknown error is not none
 
 
 def test_a_study_from_runs_to_rows_and_the_picture(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

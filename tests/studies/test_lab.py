@@ -67,11 +67,12 @@ def test_a_measure_is_kept_with_its_settings(lab: Lab) -> None:
 
     def measure(run: object) -> dict[str, int]:
         calls.append(run)
-        return {"found": len(calls)}
+        return {"found": len(calls), "undefined": [{"x": float("nan")}]}
 
     assert lab.measured("m", config, measure, {"draws": 2})["found"] == 1
     assert lab.measured("m", config, measure, {"draws": 2})["found"] == 1
-    assert lab.measured("m", config, measure, {"draws": 3})["found"] == 2
+    found = lab.measured("m", config, measure, {"draws": 3})
+    assert found["found"] == 2 and found["undefined"] == [{"x": None}]  # as JSON has it
     assert json.loads((lab.path(config) / "results" / "m.json").read_text())["settings"] == {"draws": 3}
 
 

@@ -55,6 +55,11 @@ def test_a_claim_is_judged_at_every_scale_that_there_is(studies: Path) -> None:
     assert (never.study, never.judged) == ("g", [])
 
 
+def test_a_folder_as_source_is_given_back_in_the_command() -> None:
+    made = ledger.Made("fig2", "mini-folder-my-own-images", {"data": "folder:my/own images", "seeds": 2}, [], None)
+    assert made.command == "byov study fig2 --scale mini --seeds 2 --data 'folder:my/own images'"
+
+
 def test_the_command_writes_page_numbers_and_figures(studies: Path, tmp_path: Path) -> None:
     out = tmp_path / "docs" / "results.md"
     with pytest.raises(SystemExit, match="0"):
@@ -86,7 +91,14 @@ def test_rows_of_another_version_and_broken_files_are_told(studies: Path) -> Non
     path = studies / "fig2" / "mini" / "fig2.json"
     kept = json.loads(path.read_text())
     path.write_text(json.dumps(kept | {"rows": [{"seed": 0}]}))
-    with pytest.raises(BadInput, match=r"no 'x': make it anew with `byov study fig2 --scale mini"):
+    with pytest.raises(BadInput, match=r"KeyError: 'x'\): make them anew with `byov study fig2 --scale mini"):
+        ledger.entries(ledger.made_studies(studies))
+    for x in (None, "much"):
+        path.write_text(json.dumps(kept | {"rows": [{"seed": seed, "x": x} for seed in (0, 1)]}))
+        with pytest.raises(BadInput, match="TypeError"):
+            ledger.entries(ledger.made_studies(studies))
+    path.write_text(json.dumps(kept | {"rows": [{"seed": 0, "x": 1.0}, {"seed": 0, "x": 2.0}]}))
+    with pytest.raises(BadInput, match="more than one effect of a seed"):
         ledger.entries(ledger.made_studies(studies))
     path.write_text("{")
     with pytest.raises(BadInput, match="make it anew"):

@@ -50,6 +50,10 @@ def test_all_of_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = [r for r in rows if r["at"] == "draws"]
     assert [r["arm"] for r in drawn] == list(ARMS)
     for r in drawn:
-        assert r["draws.ece"] == pytest.approx(r["ece"], abs=1e-6)  # the same draws by two ways
         assert r["ood.digits-test.label_free"] == r["ood.digits-test.probe"] == pytest.approx(0.5)  # the same images
     objectives.draw(rows, lab.name)
+    monkeypatch.setattr(objectives, "trust_measures", None)
+    assert objectives.results(lab) == rows  # from what is kept
+    monkeypatch.setattr("byov.evaluation.trust.DEFAULT", "spread")
+    with pytest.raises(TypeError):  # it would be measured anew
+        objectives.results(lab)

@@ -9,6 +9,7 @@ import pytest
 from byov.studies import outside
 from byov.studies.lab import Lab
 from byov.studies.outside import CLAIMS
+from byov.studies.paper import sections
 from byov.studies.score import OTHERS
 
 
@@ -25,6 +26,10 @@ ROWS = [
     row("byov", "magnitude", "kept"),
     row("byol", "unpruned", "kept"),
 ]
+
+
+def test_claims_of_readers_are_not_counted_as_the_papers() -> None:
+    assert [sections(claim.where) for claim in CLAIMS] == [[]] * len(CLAIMS)
 
 
 def test_the_claim_is_of_snr_beside_magnitude_through_the_old_probe() -> None:
@@ -55,3 +60,8 @@ def test_all_of_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     difference = snr["shifted.top1"] - magnitude["shifted.top1"]
     assert snr["shifted.top1.difference"] == pytest.approx(difference)
     outside.draw(list(rows.values()), lab.name)
+    monkeypatch.setattr(outside, "robust_rows", None)
+    assert outside.results(lab) == list(rows.values())  # from what is kept
+    monkeypatch.setattr("byov.evaluation.robust.SEVERITIES", (4,))
+    with pytest.raises(TypeError):  # it would be measured anew
+        outside.results(lab)

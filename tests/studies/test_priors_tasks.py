@@ -10,15 +10,21 @@ import pytest
 
 from byov.data import fetch
 from byov.data.sources import open_source
+from byov.errors import BadInput
 from byov.evaluation.downstream import sources_there
 from byov.studies import priors_tasks
 from byov.studies.lab import Lab
+from byov.studies.paper import sections
 from byov.studies.priors_tasks import BYOL, CLAIMS, PRIORS
 
 
 def row(arm: str, task: str, difference: float, error: float, at: str = "means") -> dict[str, Any]:
     found: dict[str, Any] = {"task": task, "arm": arm, "seed": 0, "at": at, "top1": 0.5, "ece": 0.1, "errors": None}
     return found | {"top1.difference": difference, "top1.error": error}
+
+
+def test_claims_of_readers_are_not_counted_as_the_papers() -> None:
+    assert [sections(claim.where) for claim in CLAIMS] == [[]] * len(CLAIMS)
 
 
 def test_effects_are_averaged_over_tasks_whose_errors_are_independent() -> None:
@@ -43,13 +49,24 @@ def test_all_of_it(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     pixels, labels = np.rot90(digits.images.numpy(), axes=(2, 3)), (digits.labels % 3).numpy()
     path = tmp_path / "turned.npz"
     np.savez(path, x_train=pixels[:200], y_train=labels[:200], x_test=pixels[200:], y_test=labels[200:])
-    monkeypatch.setattr(priors_tasks, "TASKS", (f"npz:{path}", "digits"))  # the second is the run's own
+    task = f"npz:{path}"
+    monkeypatch.setattr(priors_tasks, "TASKS", (task, "digits", "mnist"))  # the second is the run's own
+    monkeypatch.setattr(fetch, "is_there", lambda name: False)
     lab.seeds = 1
     lab.train(priors_tasks.runs(lab))
+    with pytest.raises(BadInput, match=r"here is 1: fetch more with `byov data get mnist`"):
+        priors_tasks.results(lab)
+    monkeypatch.setattr(priors_tasks, "FEWEST", 1)
     rows = priors_tasks.results(lab)
+    assert {r["tasks"] for r in rows} == {task}
     places = [(r["arm"], r["at"]) for r in rows]
     assert places == [(arm, at) for arm in PRIORS.values() for at in ("means", "draws")] + [(BYOL, "means")]
     assert [r["top1.difference"] for r in rows[:2]] == [0, 0] and all(0.2 < r["top1"] < 1 for r in rows)
-    assert rows == priors_tasks.results(lab)  # from what is kept
+    with monkeypatch.context() as patch:
+        patch.setattr(priors_tasks, "downstream", None)
+        assert rows == priors_tasks.results(lab)  # from what is kept
+        patch.setattr("byov.evaluation.downstream.TEST", 50)
+        with pytest.raises(TypeError):  # it would be made anew
+            priors_tasks.results(lab)
     figure = priors_tasks.draw(rows, lab.name)
     assert len(figure.axes) == 3

@@ -9,6 +9,7 @@ import pytest
 from byov.evaluation.apart import PARTS, SCOPES, SPARSITIES
 from byov.studies import pruning_apart
 from byov.studies.lab import Lab
+from byov.studies.paper import sections
 from byov.studies.pruning_apart import CLAIMS, chosen
 
 SOME = (0.5, 0.9)
@@ -18,6 +19,10 @@ def row(by: str | None, top1: float, kind: str = "weights", scope: str = "layer"
     found = {"method": "byov", "seed": 0, "kind": kind, "by": by, "scope": scope, "asked": asked, "sparsity": asked}
     found |= {"top1": top1, "top1.error": 0.03 if by == "snr" else 0.04, "refitted.top1": top1, "ece": 0.1}
     return found | {"compressed_bytes": 1024.0 * (100 - asked), "speed": 1.0}
+
+
+def test_claims_of_readers_are_not_counted_as_the_papers() -> None:
+    assert [sections(claim.where) for claim in CLAIMS] == [[]] * len(CLAIMS)
 
 
 def test_claims_are_positive_where_sigma_helps() -> None:
@@ -41,6 +46,7 @@ def test_the_picture_has_a_line_a_part() -> None:
 def test_all_of_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("byov.evaluation.apart.SPARSITIES", SOME)
     monkeypatch.setattr("byov.evaluation.apart.UNITS", (0.5,))
+    monkeypatch.setattr("byov.evaluation.apart.IMAGES", 50)
     lab.seeds = 1
     lab.train(pruning_apart.runs(lab))
     rows = pruning_apart.results(lab)
@@ -55,4 +61,11 @@ def test_all_of_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(r["compressed_bytes"] < unpruned["compressed_bytes"] for r in chosen(rows, kind="units"))
     assert {r["by"] for r in chosen(rows, kind="weights", method="byol")} == {"magnitude"}
     assert all(len(claim.effects(rows)) == 1 for claim in CLAIMS)
+    for r in rows:  # all of the same 50 images
+        assert 50 * r["top1"] == pytest.approx(round(50 * r["top1"]))
     pruning_apart.draw(rows, lab.name)
+    monkeypatch.setattr(pruning_apart, "apart_rows", None)
+    assert pruning_apart.results(lab) == rows  # from what is kept
+    monkeypatch.setattr("byov.evaluation.apart.IMAGES", 60)
+    with pytest.raises(TypeError):  # it would be measured anew
+        pruning_apart.results(lab)

@@ -36,14 +36,15 @@ from byov.evaluation.pruning import (
     sparsity_of,
     weight_scores,
 )
-from byov.evaluation.run import Run
+from byov.evaluation.run import Run, load
 from byov.evaluation.score import is_deterministic
 from byov.evaluation.structured import compact
-from byov.evaluation.subject import Subject, load_labelled, spread
+from byov.evaluation.subject import Subject, spread, subject_of
 from byov.metrics import ece, top_k_accuracy
-from byov.metrics.paired import paired_errors
+from byov.metrics.paired import paired_top1
 from byov.posterior import Posterior
 from byov.randomness import permutation
+from byov.training.loop import Trainer
 
 Scope = Literal["layer", "global"]
 PARTS = ("snr", "magnitude", "variance", "snr_shuffled", "magnitude_by_layer")
@@ -51,6 +52,7 @@ SCOPES: tuple[Scope, ...] = ("layer", "global")
 SPARSITIES = (0.25, 0.5, 0.75, 0.9)
 UNITS = (0.25, 0.5)  # sparsities of whole units
 RETRAINED, ROUNDS = 0.9, 3  # the sparsity that is reached in so many rounds of pruning and training
+ROUND = 30  # a round takes the run's own epochs divided by this
 IMAGES = 2000  # test images at most
 SHUFFLED = 12  # the first part of the key of the shuffled sigmas, so that no other use shares their numbers
 
@@ -79,18 +81,24 @@ def part_scores(posterior: Posterior, part: str, seed: int = 0) -> dict[str, Ten
 
 def apart_rows(run: Run, say: Say) -> list[Row]:
     """All of it for one run: single weights, whole units, and rounds of retraining (where weights are random)."""
-    subject = tested_subject(run, say)
+    subject = tested_subject(run, say, IMAGES)
     rows = [_unpruned(subject), *weight_rows(subject)]
     if is_deterministic(run):
         return rows
-    return [*rows, *unit_rows(subject), *retrained_rows(run, say)]
+    return [*rows, *unit_rows(subject), *retrained_rows(subject, say)]
 
 
-def tested_subject(run: Run, say: Say, most: int = IMAGES) -> Subject:
+def apart_settings() -> dict[str, Any]:
+    """What the rows hang on."""
+    weights = {"parts": PARTS, "scopes": SCOPES, "sparsities": SPARSITIES, "units": UNITS, "images": IMAGES}
+    return weights | {"retrained": RETRAINED, "rounds": ROUNDS, "round_epochs": f"1/{ROUND}"}
+
+
+def tested_subject(run: Run, say: Say, most: int) -> Subject:
     """A run's encoder on at most so many of its source's test images."""
-    data = load_labelled(run, run.config.data, lambda what, done, total: None, say)
-    data = replace(data, test=data.test.subset(spread(len(data.test), most)))
-    return Subject(run, run.encoder, data, run.image_shape[-1], lambda what, done, total: None)
+    whole = subject_of(run, say=say)
+    test = whole.data.test.subset(spread(len(whole.data.test), most))
+    return replace(whole, data=replace(whole.data, test=test))
 
 
 def _unpruned(subject: Subject) -> Row:
@@ -136,9 +144,8 @@ def _measures(subject: Subject, encoder: nn.Module, probabilities: Tensor) -> Ro
 
 def _beside(subject: Subject, own: Tensor, magnitude: Tensor) -> Row:
     """How far the same sparsity by magnitude lies below, and the error of that over images."""
-    labels = subject.data.test_labels
-    difference = top_k_accuracy(own, labels, 1) - top_k_accuracy(magnitude, labels, 1)
-    return {"top1.difference": difference, "top1.error": paired_errors(own, magnitude, labels)["top1"]}
+    difference, error = paired_top1(own, magnitude, subject.data.test_labels)
+    return {"top1.difference": difference, "top1.error": error}
 
 
 def _refitted(pruned: Subject) -> float:
@@ -171,14 +178,24 @@ def _compacted(encoder: nn.Module, masks: Masks) -> nn.Module:
     return compact(without(encoder, masks), encoder_masks(masks))
 
 
-def retrained_rows(run: Run, say: Say) -> Iterator[Row]:
-    """Pruned by SNR, trained on, and again, in a folder that is thrown away."""
-    epochs = max(1, run.config.optim.epochs // 30)
-    how = Pruning("snr", RETRAINED, rounds=ROUNDS, epochs=epochs)
+def retrained_rows(subject: Subject, say: Say) -> Iterator[Row]:
+    """Pruned by SNR, trained on, and again, in a folder that is thrown away; measured on the images of all other rows.
+
+    No run is retrained after pruning by magnitude: the rows tell what retraining wins back, not what SNR adds to it.
+    """
+    run, after = subject.run, []
+    how = Pruning("snr", RETRAINED, rounds=ROUNDS, epochs=max(1, run.config.optim.epochs // ROUND))
+
+    def train(trainer: Trainer) -> None:
+        trainer.run()
+        after.append(encoder_of(load(trainer.folder, run.encoder.means.device.type)))
+
     with tempfile.TemporaryDirectory() as folder:
-        found = prune(run, Path(folder) / "pruned", how, curve=(), say=say)
-    for number, measures in enumerate(found["rounds"], 1):
-        last = number == len(found["rounds"])
+        found = prune(run, Path(folder) / "pruned", how, curve=(), say=say, train=train)
+    for number, (encoder, told) in enumerate(zip(after, found["rounds"], strict=True), 1):
+        pruned = replace(subject, encoder=encoder)
+        own = subject.probe.probabilities(pruned.test_features)
         row = {"kind": "retrained", "by": "snr", "scope": "layer", "asked": how.sparsity_after(number, 0.0)}
-        row |= {key: measures[key] for key in ("sparsity", "top1", "ece", "refitted.top1")}
+        row |= {"sparsity": told["sparsity"], **_measures(subject, encoder, own), "refitted.top1": _refitted(pruned)}
+        last = number == how.rounds
         yield row | {"compressed_bytes": found["bytes"]["pruned_compressed"] if last else None, "speed": 1.0}

@@ -8,14 +8,14 @@ from dataclasses import replace
 from byov.data import fetch
 from byov.data.decoded import Say
 from byov.evaluation.measures import Measures, errors_of, strict
-from byov.evaluation.outcomes import Outcomes, measures_of
+from byov.evaluation.outcomes import Outcomes, check_same_images, measures_of
 from byov.evaluation.predictive import predict_classes
 from byov.evaluation.reference import Bank
 from byov.evaluation.run import Run
 from byov.evaluation.score import is_deterministic
-from byov.evaluation.subject import Subject, load_labelled
+from byov.evaluation.subject import subject_of
 from byov.metrics import auroc, max_softmax
-from byov.metrics.paired import paired_errors
+from byov.metrics.paired import paired_top1
 from byov.training.loop import subset
 
 TRAIN, TEST = 2000, 1000  # images at most: fixed random ones, the same for every run
@@ -32,11 +32,16 @@ def sources_there(names: Iterable[str], say: Say) -> list[str]:
     return there
 
 
+def downstream_settings(draws: int) -> Measures:
+    """What the numbers hang on."""
+    return {"draws": draws, "train": TRAIN, "test": TEST}
+
+
 def downstream(run: Run, source: str, draws: int, say: Say) -> Outcomes:
     """What the probe says of test images of the source: at the means and, where weights are random, over draws."""
-    data = load_labelled(run, source, lambda what, done, total: None, say)
-    data = replace(data, train=subset(data.train, TRAIN), test=subset(data.test, TEST))
-    subject = Subject(run, run.encoder, data, run.image_shape[-1], lambda what, done, total: None)
+    whole = subject_of(run, say=say, source=source)
+    data = replace(whole.data, train=subset(whole.data.train, TRAIN), test=subset(whole.data.test, TEST))
+    subject = replace(whole, data=data)
     found = {"means": subject.probe.probabilities(subject.test_features)}
     if not is_deterministic(run):
         aligned, _ = predict_classes(Bank(run), subject.probe, data.test.images, draws)
@@ -49,9 +54,9 @@ def task_measures(mine: Outcomes, other: Outcomes, at: str) -> Measures:
 
     `top1.difference` is to the other at the same place, or at its means; `top1.error` its error over images.
     """
+    check_same_images(mine, other)
     p, labels = mine.probabilities[at], mine.labels
     q = other.probabilities.get(at, other.probabilities["means"])
-    own, theirs = measures_of(p, labels), measures_of(q, labels)
-    found: Measures = own | {"errors": auroc(max_softmax(p), errors_of(p, labels))}
-    found |= {"top1.difference": own["top1"] - theirs["top1"], "top1.error": paired_errors(p, q, labels)["top1"]}
-    return strict(found)
+    difference, error = paired_top1(p, q, labels)
+    found: Measures = measures_of(p, labels) | {"errors": auroc(max_softmax(p), errors_of(p, labels))}
+    return strict(found | {"top1.difference": difference, "top1.error": error})

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -15,10 +19,11 @@ from byov.evaluation.predictive import predict_classes
 from byov.evaluation.reference import Bank
 from byov.evaluation.run import Run
 from byov.evaluation.score import is_deterministic
-from byov.evaluation.subject import Subject, load_labelled
+from byov.evaluation.subject import subject_of
 from byov.files import write_atomically
 
 MEASURES = ("top1", "top5", "ece", "brier", "reliability", "resolution", "nll")
+PLACES = ("means", "draws", "draws_unaligned")  # in the order of rows, which a file does not keep
 
 
 @dataclass(frozen=True)
@@ -33,13 +38,18 @@ class Outcomes:
 
 def outcomes(run: Run, draws: int, progress: Progress = lambda what, done, total: None) -> Outcomes:
     """The probe is fitted at the means on the run's training images, as `byov evaluate` does."""
-    data = load_labelled(run, run.config.data, progress)
-    subject = Subject(run, run.encoder, data, run.image_shape[-1], progress)
+    subject = subject_of(run, progress)
     found = {"means": subject.probe.probabilities(subject.test_features)}
     if not is_deterministic(run):
         aligned, unaligned = predict_classes(Bank(run), subject.probe, subject.test_images, draws, progress=progress)
         found |= {"draws": aligned.mean.float(), "draws_unaligned": unaligned.mean.float()}
-    return Outcomes(data.test_labels, found)
+    return Outcomes(subject.data.test_labels, found)
+
+
+def check_same_images(one: Outcomes, other: Outcomes) -> None:
+    """Two runs can be set beside each other only on the same test images."""
+    if not torch.equal(one.labels, other.labels):
+        raise ValueError("the runs differ in their test images: compare runs of one source, measured anew.")
 
 
 def measures_of(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
@@ -48,20 +58,24 @@ def measures_of(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
     return {name: found[name] for name in MEASURES}
 
 
-def write_outcomes(path: Path, found: Outcomes, draws: int) -> None:
-    """A safetensors file, with the draws in its header."""
+def write_outcomes(path: Path, found: Outcomes, settings: Mapping[str, Any]) -> None:
+    """A safetensors file, with what the numbers hang on in its header."""
     tensors = {"labels": found.labels, **found.probabilities}
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata={"draws": str(draws)}))
+    write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=_header(settings)))
 
 
-def read_outcomes(path: Path, draws: int) -> Outcomes | None:
-    """What `write_outcomes` wrote for so many draws; None where there is no such file, or no whole one."""
+def read_outcomes(path: Path, settings: Mapping[str, Any]) -> Outcomes | None:
+    """What `write_outcomes` wrote with the same settings; None where there is no such file, or no whole one."""
     try:
         with safe_open(path, framework="pt") as file:
-            if file.metadata()["draws"] != str(draws):
+            if file.metadata() != _header(settings):
                 return None
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError):
         return None
-    return Outcomes(tensors.pop("labels"), tensors)
+    return Outcomes(tensors["labels"], {at: tensors[at] for at in PLACES if at in tensors})
+
+
+def _header(settings: Mapping[str, Any]) -> dict[str, str]:
+    return {"settings": json.dumps(settings, sort_keys=True)}

@@ -6,7 +6,6 @@ baseline, which has only magnitudes to go by.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ from byov.evaluation.pruning import By, Pruning, choose_masks
 from byov.evaluation.run import Run
 from byov.evaluation.subject import Subject, subject_of
 from byov.metrics import ece, top_k_accuracy
-from byov.metrics.paired import image_rows
+from byov.metrics.paired import paired_top1
 
 SCORES: tuple[By, ...] = ("snr", "magnitude", "variance", "random")
 REFITTED = ("snr", "magnitude", "byol")  # the others are only there to tell what SNR's two parts are worth
@@ -90,6 +89,5 @@ def _beside(name: str, snr: Pruned | None, other: Pruned, labels: Tensor) -> Mea
     """The difference of two accuracies on the same images, and its standard error."""
     if snr is None:
         return {f"{name}.difference": None, f"{name}.error": None}
-    apart = image_rows(snr.kept, labels)["top1"] - image_rows(other.kept, labels)["top1"]
-    error = float(apart.std()) / math.sqrt(len(apart))
-    return {f"{name}.difference": float(apart.mean()), f"{name}.error": error}
+    difference, error = paired_top1(snr.kept, other.kept, labels)
+    return {f"{name}.difference": difference, f"{name}.error": error}

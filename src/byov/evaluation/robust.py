@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import mean
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from byov.data.decoded import Say
-from byov.data.shifts import shifted
+from byov.data.shifts import SHIFTS, shifted
 from byov.evaluation.apart import tested_subject
 from byov.evaluation.features import features_of
-from byov.evaluation.measures import errors_of
+from byov.evaluation.measures import Measures
 from byov.evaluation.outside import outside_images, plain_name
 from byov.evaluation.probe import Probe
 from byov.evaluation.prune import encoder_of, without
@@ -23,15 +21,16 @@ from byov.evaluation.pruning import By, drop_weights, weight_scores
 from byov.evaluation.run import Run
 from byov.evaluation.score import is_deterministic
 from byov.evaluation.shifted import SEED, shift_names
-from byov.evaluation.subject import Subject
+from byov.evaluation.subject import Subject, spread
 from byov.metrics import ece, knn_distance, max_softmax, ood_detection, top_k_accuracy
+from byov.metrics.paired import paired_top1
 
 SEVERITIES = (1, 3, 5)
 IMAGES = 1000  # test images at most, and of another source
 UNPRUNED = "unpruned"
 
 
-def robust_rows(run: Run, sparsity: float, ood: Sequence[str], say: Say) -> list[dict[str, Any]]:
+def robust_rows(run: Run, sparsity: float, ood: Sequence[str], say: Say) -> list[Measures]:
     """A row for the encoder as it is and pruned by each score, through the old probe (`kept`) and one `refitted`.
 
     `shifted.*` are averages over shifts and severities. `shifted.top1.difference` is to the encoder pruned by
@@ -39,17 +38,27 @@ def robust_rows(run: Run, sparsity: float, ood: Sequence[str], say: Say) -> list
     training images (`knn`) and by one less the probe's top probability (`softmax`).
     """
     subject = tested_subject(run, say, IMAGES)
-    outside = {plain_name(spec): outside_images(subject, spec, say)[:IMAGES] for spec in ood}
+    outside = {plain_name(spec): _some(outside_images(subject, spec, say)) for spec in ood}
     pruned = _pruned(subject, sparsity)
     seen = {name: _seen(each, outside) for name, each in pruned.items()}
     rows = []
     for name, each in pruned.items():
         for how, probe in (("kept", subject.probe), ("refitted", each.probe)):
             beside = subject.probe if how == "kept" else pruned["magnitude"].probe
-            against = _hits(seen["magnitude"], beside, subject.data.test_labels)
+            against = _shifted(seen["magnitude"], beside)
             found = _measures(each, seen[name], probe, against)
             rows.append({"pruned": name, "probe": how, **found})
     return rows
+
+
+def robust_settings(sparsity: float, ood: Sequence[str]) -> Measures:
+    """What the rows hang on."""
+    shifts = {"shifts": list(SHIFTS), "severities": SEVERITIES, "shift_seed": SEED}
+    return {"sparsity": sparsity, "ood": list(ood), "images": IMAGES, **shifts}
+
+
+def _some(images: Tensor) -> Tensor:
+    return images[spread(len(images), IMAGES)]
 
 
 def _pruned(subject: Subject, sparsity: float) -> dict[str, Subject]:
@@ -80,24 +89,23 @@ def _seen(subject: Subject, outside: dict[str, Tensor]) -> Seen:
     return Seen(seen | {f"ood.{name}": subject.features(others, name) for name, others in outside.items()})
 
 
-def _hits(seen: Seen, probe: Probe, labels: Tensor) -> Tensor:
-    """(images,): the part of an image's shifted copies that are classified as they should be."""
-    hits = [~errors_of(probe.logits(features), labels) for features in seen.below("shift.").values()]
-    return torch.stack(hits).double().mean(0)
+def _shifted(seen: Seen, probe: Probe) -> Tensor:
+    """(shifts and severities, images, classes): what a probe says of the shifted copies of the test images."""
+    return torch.stack([probe.probabilities(features) for features in seen.below("shift.").values()])
 
 
-def _measures(subject: Subject, seen: Seen, probe: Probe, against: Tensor) -> dict[str, Any]:
+def _measures(subject: Subject, seen: Seen, probe: Probe, against: Tensor) -> Measures:
     labels = subject.data.test_labels
     clean = probe.probabilities(seen["test"])
-    moved = [probe.probabilities(features) for features in seen.below("shift.").values()]
-    apart = _hits(seen, probe, labels) - against
-    found = {
+    moved = _shifted(seen, probe)
+    difference, error = paired_top1(moved, against, labels)
+    found: Measures = {
         "top1": top_k_accuracy(clean, labels, 1),
         "ece": ece(clean, labels),
         "shifted.top1": mean(top_k_accuracy(p, labels, 1) for p in moved),
         "shifted.ece": mean(ece(p, labels) for p in moved),
-        "shifted.top1.difference": float(apart.mean()),
-        "shifted.top1.error": float(apart.std()) / math.sqrt(len(apart)),
+        "shifted.top1.difference": difference,
+        "shifted.top1.error": error,
     }
     for source, features in seen.below("ood.").items():
         scores = [max_softmax(clean), max_softmax(probe.probabilities(features))]

@@ -138,6 +138,12 @@ class Subject:
         return features_of(self.encoder, images, advance=advance, size=self.side)
 
 
-def subject_of(run: Run, progress: Progress = lambda what, done, total: None) -> Subject:
-    """A run's own encoder on its own source."""
-    return Subject(run, run.encoder, load_labelled(run, run.config.data, progress), run.image_shape[-1], progress)
+def subject_of(
+    run: Run,
+    progress: Progress = lambda what, done, total: None,
+    say: Say = say_on_stderr,
+    source: str | None = None,
+) -> Subject:
+    """A run's own encoder on its own source, or on another."""
+    data = load_labelled(run, source or run.config.data, progress, say)
+    return Subject(run, run.encoder, data, run.image_shape[-1], progress)

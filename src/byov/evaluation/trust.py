@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from byov.data.decoded import Say
 from byov.evaluation.measures import Measures, Scores, errors_of, strict
-from byov.evaluation.outside import outside_images, plain_name
+from byov.evaluation.outside import OOD_IMAGES, outside_images, plain_name
 from byov.evaluation.reference import Bank
 from byov.evaluation.run import Run
 from byov.evaluation.score import DEFAULT
-from byov.evaluation.subject import Subject, load_labelled
+from byov.evaluation.subject import subject_of
 from byov.evaluation.uncertainties import LABEL_FREE, Drawn, pass_draws
-from byov.metrics import auroc, ece, ood_detection
+from byov.metrics import auroc, ood_detection
 
 SCORES = ("label_free", "probe")  # the run's own score, without labels; one less the top probability over draws
 
 
 def trust_measures(run: Run, draws: int, ood: Sequence[str], say: Say) -> Measures:
-    """`errors.SCORE` and `ood.SOURCE.SCORE`: AUROCs; `draws.ece`: of the probe over aligned draws."""
-    data = load_labelled(run, run.config.data, lambda what, done, total: None, say)
-    subject = Subject(run, run.encoder, data, run.image_shape[-1], lambda what, done, total: None, Bank(run))
+    """`errors.SCORE` and `ood.SOURCE.SCORE`: AUROCs."""
+    subject = replace(subject_of(run, say=say), bank=Bank(run))
     inside = pass_draws(subject, subject.test_images, draws, "draws")
-    scores, labels = _scores(inside), data.test_labels
-    wrong = errors_of(inside.aligned.mean, labels)
-    found: Measures = {"draws.ece": ece(inside.aligned.mean, labels)}
-    found |= {f"errors.{name}": auroc(score, wrong) for name, score in scores.items()}
+    scores, wrong = _scores(inside), errors_of(inside.aligned.mean, subject.data.test_labels)
+    found: Measures = {f"errors.{name}": auroc(score, wrong) for name, score in scores.items()}
     for spec in ood:
         outside = _scores(pass_draws(subject, outside_images(subject, spec, say), draws, spec))
         for name, score in outside.items():
             found[f"ood.{plain_name(spec)}.{name}"] = ood_detection(scores[name], score).auroc
     return strict(found)
+
+
+def trust_settings(draws: int, ood: Sequence[str]) -> Measures:
+    """What the numbers hang on."""
+    return {"draws": draws, "score": DEFAULT, "ood": list(ood), "ood_images": OOD_IMAGES}
 
 
 def _scores(drawn: Drawn) -> Scores:

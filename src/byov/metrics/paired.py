@@ -7,6 +7,9 @@ that are weighted by them; so hundreds of resamples are a few products of matric
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
@@ -14,23 +17,46 @@ from torch.nn.functional import one_hot
 from byov.metrics.accuracy import in_top
 from byov.metrics.calibration import LEAST, equal_width
 from byov.metrics.checks import checked
-from byov.metrics.resampling import resampled_counts
+from byov.metrics.resampling import standard_errors
 
 BINS = 15  # of ECE
 
 
 def paired_errors(p: Tensor, q: Tensor, labels: Tensor, resamples: int = 500, seed: int = 0) -> dict[str, float]:
     """Standard error over images of measure(p) - measure(q), for every measure of `WeightedMeasures`: bootstrap."""
+    _check_same(p, q)
+    one, other = WeightedMeasures(p, labels), WeightedMeasures(q, labels)
+
+    def differences(counts: Tensor) -> dict[str, Tensor]:
+        found, beside = one(counts), other(counts)
+        return {name: found[name] - beside[name] for name in found}
+
+    return standard_errors(differences, len(labels), resamples, seed)
+
+
+class Difference(NamedTuple):
+    """Of two means over the same images."""
+
+    value: float
+    error: float
+    """Standard error over images."""
+
+
+def paired_top1(p: Tensor, q: Tensor, labels: Tensor) -> Difference:
+    """Accuracy of p less that of q: a mean of differences image by image, so its error needs no bootstrap.
+
+    Given several copies of every image, (copies, images, classes), an image counts by the part of them that is right:
+    copies are no images of their own.
+    """
+    _check_same(p, q)
+    apart = (p.argmax(-1) == labels).double() - (q.argmax(-1) == labels).double()
+    apart = apart.reshape(-1, len(labels)).mean(0)
+    return Difference(float(apart.mean()), float(apart.std()) / math.sqrt(len(apart)))
+
+
+def _check_same(p: Tensor, q: Tensor) -> None:
     if p.shape != q.shape:
         raise ValueError(f"probabilities of shape {tuple(p.shape)} and {tuple(q.shape)} are not of the same images.")
-    if resamples < 2:
-        raise ValueError(f"resamples is {resamples}, but a standard error needs at least two.")
-    one, other = WeightedMeasures(p, labels), WeightedMeasures(q, labels)
-    blocks = []
-    for counts in resampled_counts(len(labels), resamples, seed):
-        found, beside = one(counts), other(counts)
-        blocks.append({name: found[name] - beside[name] for name in found})
-    return {name: float(torch.cat([block[name] for block in blocks]).std()) for name in blocks[0]}
 
 
 class WeightedMeasures:

@@ -2,7 +2,8 @@
 
 BYOL's ablation towards SimCLR (Grill et al., 2020, "Ablation to contrastive methods"): for each direction, beside
 2 - 2 cos(p_i, z'_i), weight * 2 temperature * log mean over j != i of exp(cos(p_i, z'_j) / temperature), with p of
-one view and z' of the other. Weight 0 is BYOL; weight 1 is InfoNCE with a predictor and a teacher, up to a constant.
+one view and z' of the other. Weight 0 is BYOL. Weight 1 is, up to a constant, InfoNCE with a predictor and a teacher,
+but without the positive in the denominator and with negatives of the other view only (SimCLR has both views').
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ def loss(
 
 def repulsion(prediction: Tensor, target: Tensor, temperature: float) -> Tensor:
     """Mean over i of 2 T log mean over j != i of exp(cos(p_i, z'_j) / T): a soft maximum of the others' 2 cos."""
+    if len(prediction) < 2:
+        raise ValueError("one image has no others to point away from: give a batch of at least two.")
     precise = torch.promote_types(prediction.dtype, torch.float32)  # also under bfloat16
     p, z = (F.normalize(t.to(precise), dim=-1) for t in (prediction, target.detach()))
     others = (p @ z.T / temperature).masked_fill(torch.eye(len(p), dtype=torch.bool, device=p.device), -torch.inf)

@@ -8,12 +8,14 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-# Okabe and Ito's colours, which do without colour vision; dashes and markers tell the lines apart too
+from byov.report.colours import BLUE, GREEN, PURPLE, VERMILION
+
+# Dashes and markers tell the lines apart too
 LOOKS: tuple[dict[str, Any], ...] = (
-    {"color": "#0072B2", "linestyle": "-", "marker": "o"},
-    {"color": "#D55E00", "linestyle": "--", "marker": "s"},
-    {"color": "#009E73", "linestyle": "-.", "marker": "^"},
-    {"color": "#CC79A7", "linestyle": ":", "marker": "D"},
+    {"color": BLUE, "linestyle": "-", "marker": "o"},
+    {"color": VERMILION, "linestyle": "--", "marker": "s"},
+    {"color": GREEN, "linestyle": "-.", "marker": "^"},
+    {"color": PURPLE, "linestyle": ":", "marker": "D"},
     {"color": "#444444", "linestyle": (0, (5, 1, 1, 1, 1, 1)), "marker": "v"},
 )
 

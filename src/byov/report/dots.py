@@ -8,7 +8,9 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's
+from byov.report.colours import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
+
+COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 MARKERS = "osD^vP*"
 STYLE: dict[Any, Any] = {"font.size": 8, "axes.grid": True, "grid.alpha": 0.35, "axes.axisbelow": True}
 

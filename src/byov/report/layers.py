@@ -11,10 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from byov.report.colours import PURPLE, VERMILION
+
 Row = Mapping[str, Any]
 Style = tuple[Any, Any]
 """Colour and dash."""
-HEADS: dict[str, Style] = {"projector": ("#D55E00", "--"), "predictor": ("#CC79A7", ":")}  # Okabe and Ito's colours
+HEADS: dict[str, Style] = {"projector": (VERMILION, "--"), "predictor": (PURPLE, ":")}
 ENCODER = mpl.colormaps["cividis"]
 SYMBOLS = {"sigma": "σ", "snr": "SNR"}
 

@@ -6,12 +6,12 @@ the same, so that what is common to both falls out of the difference.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from byov.config import Config
-from byov.evaluation.outcomes import MEASURES, Outcomes, measures_of
+from byov.evaluation.measures import strict
+from byov.evaluation.outcomes import MEASURES, Outcomes, check_same_images, measures_of
 from byov.evaluation.working import weight_spread
 from byov.metrics.paired import paired_errors
 from byov.studies.claims import Effect
@@ -51,44 +51,25 @@ def _measured(lab: Lab, config: Config, reference: Config) -> list[dict[str, Any
     return [{"at": at, **_beside(mine, other, at)} for at in mine.probabilities]
 
 
-def _beside(mine: Outcomes, other: Outcomes, at: str) -> dict[str, float]:
+def _beside(mine: Outcomes, other: Outcomes, at: str) -> dict[str, Any]:
+    check_same_images(mine, other)
     p, q = mine.probabilities[at], other.probabilities[MEANS]
     own, reference = measures_of(p, mine.labels), measures_of(q, other.labels)
     errors = paired_errors(p, q, mine.labels)
     found = dict(own)
     for name in MEASURES:
         found |= {f"{name}.difference": own[name] - reference[name], f"{name}.error": errors[name]}
-    return found
+    return strict(found)
 
 
-def effects(
-    rows: list[dict[str, Any]],
-    arm: str,
-    measure: str,
-    at: str = MEANS,
-    sign: int = +1,
-    against: tuple[str, str] | None = None,
-) -> list[Effect]:
+def effects(rows: list[dict[str, Any]], arm: str, measure: str, at: str = MEANS, sign: int = +1) -> list[Effect]:
     """How far an arm lies from the reference in percent points (of NLL: hundredths of a nat), one effect a seed.
 
     Args:
         sign: -1 where the paper says that the measure falls.
-        against: another (arm, at) instead of the reference. Rows know only their own error to the reference, so the two
-            are added in squares: too large an error where both lie on the same side of it, never one from nowhere.
     """
-    mine = {row["seed"]: row for row in rows if (row["arm"], row["at"]) == (arm, at)}
-    if against is None:
-        return [
-            Effect(seed, 100 * sign * row[f"{measure}.difference"], 100 * row[f"{measure}.error"])
-            for seed, row in mine.items()
-        ]
-    other = {row["seed"]: row for row in rows if (row["arm"], row["at"]) == against}
     return [
-        Effect(
-            seed,
-            100 * sign * (row[measure] - other[seed][measure]),
-            100 * math.hypot(row[f"{measure}.error"], other[seed][f"{measure}.error"]),
-        )
-        for seed, row in mine.items()
-        if seed in other
+        Effect(row["seed"], 100 * sign * row[f"{measure}.difference"], 100 * row[f"{measure}.error"])
+        for row in rows
+        if (row["arm"], row["at"]) == (arm, at)
     ]

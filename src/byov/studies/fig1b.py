@@ -88,12 +88,13 @@ def _images(scatter: dict[str, Any], seed: int) -> list[dict[str, Any]]:
 
 
 def _effects(name: str, bound: float | None = None) -> Callable[[list[dict[str, Any]]], list[Effect]]:
-    """A correlation, or how far a misfit stays below its bound."""
+    """A correlation, or how far a misfit stays below its bound; none of a seed where it or its error is undefined."""
 
     def effects(rows: list[dict[str, Any]]) -> list[Effect]:
-        known = [row for row in rows if row["kind"] == "summary" and row[name] is not None]
+        summaries = [row for row in rows if row["kind"] == "summary"]
+        known = [row for row in summaries if None not in (row[name], row[f"{name}.error"])]
         return [
-            Effect(row["seed"], row[name] if bound is None else bound - row[name], row[f"{name}.error"] or 0.0)
+            Effect(row["seed"], row[name] if bound is None else bound - row[name], row[f"{name}.error"])
             for row in known
         ]
 

@@ -1,13 +1,14 @@
 """Figure 2: priors x weights of the KL, at the means and over draws, beside the deterministic BYOL.
 
 The paper prints its best of nine settings, chosen on the test images: that flatters. Here the setting that is judged is
-fixed beforehand (the standard prior, beta 0 -> 1); the best of nine has claims of its own that say so.
+fixed beforehand (the standard prior, beta 0 -> 1); the best of nine has claims of its own, and is chosen for each seed
+on the other seeds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from statistics import mean
 from typing import Any
@@ -18,8 +19,9 @@ from matplotlib.figure import Figure
 
 from byov.config import Config
 from byov.evaluation.history import gradient_spike
+from byov.report.colours import BLUE, ORANGE, PURPLE
 from byov.studies.claims import Claim, Effect
-from byov.studies.compare import compare, effects
+from byov.studies.compare import Arms, compare, effects
 from byov.studies.lab import Lab
 
 TITLE = "Figure 2: accuracy and calibration by prior and beta, beside BYOL"
@@ -38,7 +40,7 @@ PANELS = {
     "reliability": "Brier reliability (points) ↓",
     "resolution": "Brier resolution (points) ↑",
 }
-COLOURS = dict(zip(PRIORS, ("#0072B2", "#E69F00", "#CC79A7"), strict=True))  # Okabe and Ito's
+COLOURS = dict(zip(PRIORS, (BLUE, ORANGE, PURPLE), strict=True))
 MARKERS = dict(zip(PRIORS, "osD", strict=True))
 DASHES = {"means": "-", "draws": "--"}
 BARS = "mean and range over seeds"
@@ -61,7 +63,7 @@ COMPARISONS = {  # reference: the arms set beside it, image by image
 }
 
 
-def arms(lab: Lab) -> dict[str, Callable[[int], Config]]:
+def arms(lab: Lab) -> Arms:
     """The config of each arm, by seed."""
     byov = {
         arm: partial(
@@ -80,18 +82,19 @@ def runs(lab: Lab) -> list[Config]:
 
 def results(lab: Lab) -> list[dict[str, Any]]:
     """The rows of `compare`, for each reference (`against`); with the spikes of the gradient while training."""
-    all_arms = arms(lab)
-    spikes = {
-        (arm, seed): gradient_spike(lab.run(config(seed)).folder)
-        for arm, config in all_arms.items()
-        for seed in range(lab.seeds)
-    }
-    columns = {BYOL: {"prior": None, "beta": None}, **SETTINGS}
+    all_arms, columns = arms(lab), {BYOL: {"prior": None, "beta": None}, **SETTINGS}
     rows = []
     for reference, others in COMPARISONS.items():
         found = compare(lab, {arm: all_arms[arm] for arm in (reference, *others)}, reference, columns)
-        rows += [row | {"against": reference, "gradient_spike": spikes[row["arm"], row["seed"]]} for row in found]
-    return rows
+        rows += [row | {"against": reference} for row in found]
+    return with_spikes(lab, all_arms, rows)
+
+
+def with_spikes(lab: Lab, all_arms: Arms, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of trained arms, with the largest spike of each run's gradient."""
+    pairs = {(row["arm"], row["seed"]) for row in rows}
+    spikes = {(arm, seed): gradient_spike(lab.path(all_arms[arm](seed))) for arm, seed in pairs}
+    return [row | {"gradient_spike": spikes[row["arm"], row["seed"]]} for row in rows]
 
 
 # ---------------------------------------------------------------------------------------------------------- the picture
@@ -155,29 +158,36 @@ def beside(reference: str, arm: str, measure: str, sign: int, at: str = "means")
     return lambda rows: effects([row for row in rows if row["against"] == reference], arm, measure, at, sign)
 
 
+def best_elsewhere(options: Iterable[list[Effect]]) -> list[Effect]:
+    """For each seed the effect of the option that is best on average over the other seeds (of one seed: its own best).
+
+    The largest of a seed's own effects would be positive by luck alone. The test images are the same for all seeds, so
+    a little of that luck stays.
+    """
+    tables = [{effect.seed: effect for effect in option} for option in options]
+    seeds = sorted({seed for table in tables for seed in table})
+
+    def elsewhere(table: dict[int, Effect], seed: int) -> float:
+        return mean(effect.value for other, effect in table.items() if other != seed or len(seeds) == 1)
+
+    return [max((t for t in tables if seed in t), key=lambda t: elsewhere(t, seed))[seed] for seed in seeds]
+
+
 def _best(measure: str, sign: int) -> Effects:
-    """The same for the best setting on average over the seeds, as the test images say."""
-
-    def best(rows: list[dict[str, Any]]) -> list[Effect]:
-        found = [beside(BYOL, arm, measure, sign)(rows) for arm in SETTINGS]
-        return max((f for f in found if f), key=lambda f: mean(effect.value for effect in f), default=[])
-
-    return best
+    """The same for the best setting."""
+    return lambda rows: best_elsewhere(beside(BYOL, arm, measure, sign)(rows) for arm in SETTINGS)
 
 
-def _spikier(rows: list[dict[str, Any]]) -> list[Effect]:
-    """The largest spike of the gradient with teacher_moments over that with the standard prior: ln of their ratio."""
+def spikier(rows: list[dict[str, Any]], arm: str, reference: str) -> list[Effect]:
+    """The largest spike of an arm's gradient over that of a reference: ln of their ratio."""
     spike = {(row["arm"], row["seed"]): row["gradient_spike"] for row in rows if row["gradient_spike"] is not None}
-    return [
-        Effect(seed, value - spike[FIXED, seed])
-        for (arm, seed), value in sorted(spike.items())
-        if arm == MOMENTS and (FIXED, seed) in spike
-    ]
+    seeds = sorted(seed for name, seed in spike if name == arm and (reference, seed) in spike)
+    return [Effect(seed, spike[arm, seed] - spike[reference, seed]) for seed in seeds]
 
 
 FIGURE, NO_NUMBER = "4.1, Figure 2", "no number"
 HERE = "at N(0, I), beta 0 -> 1, fixed beforehand"
-BEST = "the best of nine settings, chosen on the test images, which flatters"
+BEST = "the best of nine settings, for each seed chosen on the other seeds"
 # The paper calls .4 comparable, so the margin must be wider, and Table 1's 3.95 notably worse: a quarter of that.
 COMPARABLE = 1.0
 NOTABLY = 3.95  # Table 1, no_conv: the only gap between these two priors that is printed
@@ -219,7 +229,14 @@ PRINTED: list[tuple[str, str, str, float, Effects]] = [  # where, what, points o
     ),
     (
         "4.1",
-        "Aligned draws are more accurate than the means (N(0, I), beta 0 -> 0.3)",
+        "Plain draws are more accurate than the means (N(0, I), beta 0 -> 0.3)",
+        "top-1",
+        0.34,
+        beside(DRAWN, DRAWN, "top1", +1, "draws_unaligned"),
+    ),
+    (
+        "4.1",
+        "Aligned draws are more accurate than the means (N(0, I), beta 0 -> 0.3; the paper's number is of plain draws)",
         "top-1",
         0.34,
         beside(DRAWN, DRAWN, "top1", +1, "draws"),
@@ -236,5 +253,5 @@ UNSTABLE = "N(μ_T, Σ_T) makes training unstable (largest spike of the gradient
 CLAIMS = [
     *(Claim(where, says, f"{size:g} points", f"points of {of}", size, rule) for where, says, of, size, rule in PRINTED),
     *(Claim("4.1", says, NO_NUMBER, "points of top-1", size, rule, equal) for says, size, equal, rule in UNPRINTED),
-    Claim("4.1", UNSTABLE, NO_NUMBER, "ln of the ratio", SPIKE, _spikier),
+    Claim("4.1", UNSTABLE, NO_NUMBER, "ln of the ratio", SPIKE, lambda rows: spikier(rows, MOMENTS, FIXED)),
 ]

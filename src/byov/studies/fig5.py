@@ -25,7 +25,7 @@ TITLE = "Figure 5: mean and standard deviation of the predictive against the num
 SHIFTS = ("salt_pepper", "shear", "gaussian_noise", "blur")
 SEVERITY = 3
 DRAWS, BOOTSTRAPS, IMAGES = 50, 50, 300
-FEW, USUAL = 5, 30  # draws; thirty are what previous work takes (D)
+USUAL = 30  # draws that previous work takes (D)
 
 
 def runs(lab: Lab) -> list[Config]:
@@ -55,10 +55,8 @@ def _rows(lab: Lab, config: Config) -> list[dict[str, Any]]:
 
 # -------------------------------------------------------------------------------------------------------------- claims
 
-# A standard deviation of 50 bootstraps is known to 10% of itself, a ratio of two to 14%: sqrt(5 / 50) = .32 may come
-# out as .32 +- .05. A half is four standard errors away from it.
-MOST = 0.5
-MONTE_CARLO = 100 * (MOST - (FEW / DRAWS) ** 0.5)
+# How the standard deviation falls with the draws is not judged: of bootstraps of K fixed draws it is 1 / sqrt(K), by
+# arithmetic. How much of it is left is a matter of the model.
 # In points of probability. The effects on calibration that the paper prints are 1 to 3 points, and a predictive that is
 # off by d moves the ECE by d at most. A bias of half a point does not blur them; nor does chance of one point.
 MARGIN, CHANCE = 0.5, 1.0
@@ -81,11 +79,6 @@ def _by_seed(
     return effects
 
 
-def _fallen(table: dict[int, dict[str, Any]]) -> float:
-    """How far the std at all draws is below the most that it may be of that at few, in percent of the latter."""
-    return float(100 * (MOST - table[DRAWS]["std"] / table[FEW]["std"]))
-
-
 def _left(table: dict[int, dict[str, Any]]) -> float:
     return float(CHANCE - 100 * table[DRAWS]["std"])
 
@@ -95,21 +88,13 @@ def _drift(table: dict[int, dict[str, Any]]) -> float:
 
 
 def _furthest(values: list[float]) -> float:
-    return max(values, key=abs)
+    """Without its sign: over seeds that move to either side it would cancel."""
+    return max(abs(value) for value in values)
 
 
 WHERE = "D, Figure 5"
 
 CLAIMS = [
-    Claim(
-        WHERE,
-        "The standard deviation of the expectation falls as Monte Carlo's does: with 50 draws it is below half of that "
-        "with 5 (mean over shifts).",
-        "no number",
-        "percent of the std with 5 draws, below 50",
-        MONTE_CARLO,
-        _by_seed(_fallen, mean),
-    ),
     Claim(
         WHERE,
         "The standard deviation of the expectation converges to 0: with 50 draws it is below one point (mean over "
@@ -127,14 +112,6 @@ CLAIMS = [
         MARGIN,
         _by_seed(_drift, mean),
         equal=True,
-    ),
-    Claim(
-        WHERE,
-        "It is the same under all shifts: where the standard deviation falls least, it falls below half too.",
-        "no number",
-        "percent of the std with 5 draws, below 50",
-        MONTE_CARLO,
-        _by_seed(_fallen, min),
     ),
     Claim(
         WHERE,

@@ -16,7 +16,6 @@ from matplotlib.colors import BoundaryNorm
 from matplotlib.figure import Figure
 
 from byov.config import Config
-from byov.evaluation.measures import strict
 from byov.evaluation.noise_levels import STRENGTHS, noise_statistics, noisy_variances
 from byov.evaluation.run import Run
 from byov.studies.claims import Claim, Effect
@@ -42,7 +41,7 @@ def _rows(lab: Lab, config: Config) -> list[dict[str, Any]]:
     def measure(run: Run) -> dict[str, Any]:
         found = noisy_variances(run, DRAWS, IMAGES)
         return {
-            "statistics": {kind: strict(noise_statistics(levels)) for kind, levels in found.items()},
+            "statistics": {kind: noise_statistics(levels) for kind, levels in found.items()},
             "variances": {kind: {name: v.tolist() for name, v in levels.items()} for kind, levels in found.items()},
         }
 
@@ -69,12 +68,14 @@ def _image_rows(variances: dict[str, dict[str, list[list[float]]]], seed: int) -
 
 
 def _effects(kind: str, name: str, scale: float) -> Callable[[list[dict[str, Any]]], list[Effect]]:
+    """Of a statistic; none of a seed where it or its error is undefined."""
+
     def effects(rows: list[dict[str, Any]]) -> list[Effect]:
         mine = [row for row in rows if row["kind"] == "summary" and row["variance"] == kind]
         return [
-            Effect(row["seed"], scale * row[name], scale * (row[f"{name}.error"] or 0.0))
+            Effect(row["seed"], scale * row[name], scale * row[f"{name}.error"])
             for row in mine
-            if row[name] is not None
+            if None not in (row[name], row[f"{name}.error"])
         ]
 
     return effects

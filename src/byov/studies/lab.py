@@ -21,6 +21,7 @@ import torch
 from byov.config import NOT_IDENTITY, Config, flatten, merge, read_recipe, to_dict, to_yaml
 from byov.data.sources import open_source
 from byov.errors import BadInput, TrainingFailed
+from byov.evaluation.measures import strict
 from byov.evaluation.outcomes import Outcomes, outcomes, read_outcomes, write_outcomes
 from byov.evaluation.outside import plain_name
 from byov.evaluation.run import Run, load
@@ -160,23 +161,33 @@ class Lab:
     def measured(
         self, what: str, config: Config, measure: Callable[[Run], dict[str, Any]], settings: dict[str, Any]
     ) -> dict[str, Any]:
-        """What `measure` finds for a run, kept in its folder under the name `what` with its settings."""
+        """What `measure` finds for a run (None where it is not finite), kept in its folder as `what` with its settings.
+
+        `settings`: all that decides the numbers beside the run; under others they are measured anew.
+        """
         path = self.path(config) / "results" / f"{what}.json"
         if path.is_file():
             kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             if kept["settings"] == json.loads(json.dumps(settings)):
                 return kept
-        found = {**measure(self.run(config)), "settings": settings}
+        found = strict({**measure(self.run(config)), "settings": settings})
         write_json(path, found)
         return found
 
     def outcomes(self, config: Config) -> Outcomes:
-        """What a run says of every test image over the scale's draws, kept in its folder."""
-        path, draws = self.path(config) / "results" / "outcomes.safetensors", self.scale.draws
-        found = read_outcomes(path, draws)
+        """What a run says of every test image over the scale's draws."""
+        draws = self.scale.draws
+        return self.kept_outcomes("outcomes", config, lambda run: outcomes(run, draws), {"draws": draws})
+
+    def kept_outcomes(
+        self, what: str, config: Config, make: Callable[[Run], Outcomes], settings: dict[str, Any]
+    ) -> Outcomes:
+        """As `measured`, for what a run says of each of some images."""
+        path = self.path(config) / "results" / f"{what}.safetensors"
+        found = read_outcomes(path, settings)
         if found is None:
-            found = outcomes(self.run(config), draws)
-            write_outcomes(path, found, draws)
+            found = make(self.run(config))
+            write_outcomes(path, found, settings)
         return found
 
 

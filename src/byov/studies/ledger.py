@@ -6,6 +6,7 @@ A study's CLAIMS are judged by the rows it wrote (`FOLDER/STUDY/SCALE/STUDY.json
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 from byov import __version__
 from byov.errors import BadInput
+from byov.evaluation.outside import plain_name
 from byov.files import write_atomically, write_json, write_text
 from byov.studies import ledger_page
 from byov.studies.claims import Claim, Effect, Verdict, judge
@@ -34,8 +36,8 @@ class Made:
     def command(self) -> str:
         """What makes it again."""
         data = self.settings["data"]
-        scale = self.scale.removesuffix(f"-{data}")
-        other = "" if scale == self.scale else f" --data {data}"
+        scale = self.scale.removesuffix(f"-{plain_name(data)}")
+        other = "" if scale == self.scale else f" --data {shlex.quote(data)}"
         return f"byov study {self.study} --scale {scale} --seeds {self.settings['seeds']}{other}"
 
 
@@ -88,9 +90,12 @@ def entries(made: list[Made]) -> list[Entry]:
 def _judged(claim: Claim, made: Made) -> Judged:
     try:
         effects = claim.effects(made.rows)
-    except KeyError as error:  # the study has changed since
-        raise BadInput(f"{made.study} at {made.scale} has no {error}: make it anew with `{made.command}`.") from error
-    return Judged(made, effects, judge(effects, claim.size, claim.equal))
+        return Judged(made, effects, judge(effects, claim.size, claim.equal))
+    except (KeyError, ValueError, TypeError, ZeroDivisionError) as error:  # the study has changed since, say
+        raise BadInput(
+            f"the rows of {made.study} at {made.scale} do not fit the claim “{claim.says}” "
+            f"({type(error).__name__}: {error}): make them anew with `{made.command}`."
+        ) from error
 
 
 def write(studies: Path, out: Path) -> list[Entry]:

@@ -6,6 +6,7 @@ The first open question of the reader's summary: what the prior means for uncert
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import partial
 from statistics import mean
 from typing import Any
@@ -14,18 +15,20 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from byov.config import Config
-from byov.evaluation.downstream import downstream, sources_there, task_measures
-from byov.evaluation.outcomes import Outcomes, read_outcomes, write_outcomes
+from byov.errors import BadInput
+from byov.evaluation.downstream import downstream, downstream_settings, sources_there, task_measures
+from byov.evaluation.outcomes import Outcomes
 from byov.evaluation.outside import plain_name
 from byov.report.dots import STYLE, dots
 from byov.studies.claims import Claim, Effect
 from byov.studies.compare import Arms
+from byov.studies.fig2 import PRIORS
 from byov.studies.lab import Lab
 
 TITLE = "each prior on downstream tasks: accuracy, calibration and error detection of a probe"
-PRIORS = {"standard": "N(0, I)", "teacher_mean": "N(μ_T, I)", "teacher_moments": "N(μ_T, Σ_T)"}
 REFERENCE, BYOL = PRIORS["standard"], "BYOL"
 TASKS = ("mnist", "fashion_mnist", "cifar10", "digits")
+FEWEST = 2  # tasks: an average over one would be about that one
 MEASURES = {"top1": "top-1 (%)", "ece": "ECE (points)", "errors": "AUROC of finding errors (%)"}
 PLACES = {"means": "at the means", "draws": "over draws"}
 Rows = list[dict[str, Any]]
@@ -43,25 +46,34 @@ def runs(lab: Lab) -> list[Config]:
 
 def results(lab: Lab) -> Rows:
     """A row for each seed, task, arm and place; differences are to the standard prior at the same place."""
-    rows = []
-    for task in sources_there((name for name in TASKS if name != lab.scale.data), lab.say):
-        for seed in range(lab.seeds):
-            found = {arm: _outcomes(lab, make(seed), task) for arm, make in arms(lab).items()}
-            for arm, mine in found.items():
-                for at in (place for place in PLACES if place in mine.probabilities):
-                    measures = task_measures(mine, found[REFERENCE], at)
-                    rows.append({"task": task, "arm": arm, "seed": seed, "at": at, **measures})
-    return rows
+    tasks = _tasks(lab)
+    known = {"tasks": ", ".join(tasks)}  # effects are averages over these
+    return [row | known for task in tasks for seed in range(lab.seeds) for row in _rows(lab, task, seed)]
+
+
+def _rows(lab: Lab, task: str, seed: int) -> Iterator[dict[str, Any]]:
+    found = {arm: _outcomes(lab, make(seed), task) for arm, make in arms(lab).items()}
+    for arm, mine in found.items():
+        for at in (place for place in PLACES if place in mine.probabilities):
+            measures = task_measures(mine, found[REFERENCE], at)
+            yield {"task": task, "arm": arm, "seed": seed, "at": at, **measures}
+
+
+def _tasks(lab: Lab) -> list[str]:
+    """All of TASKS that are here and not the run's own source."""
+    wanted = [name for name in TASKS if name != lab.scale.data]
+    there = sources_there(wanted, lab.say)
+    if len(there) < FEWEST:
+        missing = ", ".join(f"`byov data get {name}`" for name in wanted if name not in there)
+        raise BadInput(f"priors-tasks needs at least {FEWEST} tasks, here is {len(there)}: fetch more with {missing}.")
+    return there
 
 
 def _outcomes(lab: Lab, config: Config, task: str) -> Outcomes:
-    """Kept in the run's folder."""
-    path, draws = lab.path(config) / "results" / f"downstream-{plain_name(task)}.safetensors", lab.scale.draws
-    found = read_outcomes(path, draws)
-    if found is None:
-        found = downstream(lab.run(config), task, draws, lab.say)
-        write_outcomes(path, found, draws)
-    return found
+    draws = lab.scale.draws
+    settings = downstream_settings(draws) | {"task": task}
+    what = f"downstream-{plain_name(task)}"
+    return lab.kept_outcomes(what, config, lambda run: downstream(run, task, draws, lab.say), settings)
 
 
 def task_effects(rows: Rows, arm: str, sign: int = +1) -> list[Effect]:
@@ -77,7 +89,7 @@ def task_effects(rows: Rows, arm: str, sign: int = +1) -> list[Effect]:
 
 CLAIMS = [
     Claim(
-        where="4.1; reader's summary, open question 1",
+        where="reader's summary, open question 1",
         says="There is little difference between the priors N(0, I) and N(teacher, I), here on other tasks.",
         paper="73.68 against 73.97 top-1 (all but the convolution random)",
         unit="points of top-1",
@@ -86,7 +98,7 @@ CLAIMS = [
         equal=True,
     ),
     Claim(
-        where="4.1; G, Table 1",
+        where="reader's summary, open question 1",
         says="The prior N(teacher, running variance) is notably worse than N(0, I), here on other tasks.",
         paper="69.73 against 73.68 top-1 (all but the convolution random)",
         unit="points of top-1",

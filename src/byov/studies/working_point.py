@@ -18,10 +18,12 @@ from statistics import mean
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from byov.config import Config
 from byov.evaluation.working import working_measures
+from byov.report.colours import BLUE, ORANGE, PURPLE
 from byov.studies.lab import Lab
 
 TITLE = "the working point: temperature x learning rate of the log-variances"
@@ -121,46 +123,52 @@ def chosen(rows: list[dict[str, Any]]) -> tuple[float, float] | None:
     return next(((t, r) for t, r in _accurate(rows) if point(rows, t, r)["settled"]), None)
 
 
+# ---------------------------------------------------------------------------------------------------------- the picture
+
+PLACES = {"top1": ("means", "-"), "draws.top1": ("draws", "--"), "draws_unaligned.top1": ("draws, not aligned", ":")}
+COLOURS = (BLUE, ORANGE, PURPLE)  # of the rates
+
+
 def draw(rows: list[dict[str, Any]], scale: str) -> Figure:
     """Over the temperature: top-1 at the means and of draws beside BYOL's; sigma; sigma against magnitude."""
     with mpl.rc_context({"font.size": 9, "axes.grid": True, "grid.alpha": 0.4}):
-        figure = Figure(figsize=(10, 3.2), layout="constrained")
+        figure = Figure(figsize=(10, 3.6), layout="constrained")
         accuracy, sigma, rank = figure.subplots(1, 3)
-        byol = [100 * row["top1"] for row in rows if row["temperature"] is None]
-        accuracy.axhspan(min(byol), max(byol) + 1e-3, color="0.6", alpha=0.5, label="BYOL")
-        for i, rate in enumerate(RATES):
-            mine = [row for row in rows if row["log_variance_lr"] == rate and row["steps"] == 1]
-            t = sorted({row["temperature"] for row in mine})
-            lines = {
-                key: [_average(mine, key, temperature=value) for value in t]
-                for key in ("top1", "draws.top1", "draws_unaligned.top1", "median_sigma", "sigma_magnitude_spearman")
-            }
-            colour = f"C{i}"
-            for key, dash, label in (
-                ("top1", "-", "means"),
-                ("draws.top1", "--", "draws"),
-                ("draws_unaligned.top1", ":", "draws, not aligned"),
-            ):
-                accuracy.plot(
-                    t,
-                    [100 * v for v in lines[key]],
-                    dash,
-                    color=colour,
-                    marker="o",
-                    ms=3,
-                    label=f"{label}, lr {rate:g}",
-                )
-            sigma.plot(t, lines["median_sigma"], color=colour, marker="o", ms=3, label=f"lr {rate:g}")
-            rank.plot(t, lines["sigma_magnitude_spearman"], color=colour, marker="o", ms=3, label=f"lr {rate:g}")
-        sigma.set_yscale("log")
-        for axes, label in (
-            (accuracy, "top-1 of the probe (%)"),
-            (sigma, "median sigma"),
-            (rank, "Spearman, sigma and |mean|"),
-        ):
-            axes.set_xscale("log")
-            axes.set_xlabel("temperature")
-            axes.set_ylabel(label)
-        accuracy.legend(fontsize=6)
-        sigma.legend(fontsize=7)
+        _draw_accuracy(accuracy, rows)
+        _draw_sigma(sigma, rows)
+        for rate, colour in zip(RATES, COLOURS, strict=False):
+            t, values = _line(rows, rate, "sigma_magnitude_spearman")
+            rank.plot(t, values, color=colour, marker="o", ms=3)
+        titles = ("top-1 of the probe (%)", "median sigma", "Spearman of sigma and |mean|")
+        for axes, title in zip((accuracy, sigma, rank), titles, strict=True):
+            axes.set(xscale="log", xlabel="temperature", title=title)
         return figure
+
+
+def _draw_accuracy(axes: Axes, rows: list[dict[str, Any]]) -> None:
+    byol = [100 * row["top1"] for row in rows if row["temperature"] is None]
+    axes.axhline(mean(byol), color="0.4", linewidth=1, label="BYOL")
+    for (key, (label, dash)), first in zip(PLACES.items(), (True, False, False), strict=True):
+        axes.plot([], [], dash, color="0.4", label=label)
+        for rate, colour in zip(RATES, COLOURS, strict=False):
+            t, values = _line(rows, rate, key)
+            name = f"log-variance lr {rate:g}" if first else None
+            axes.plot(t, [100 * v for v in values], dash, color=colour, marker="o", ms=3, label=name)
+    axes.legend(fontsize=7, loc="best")
+
+
+def _draw_sigma(axes: Axes, rows: list[dict[str, Any]]) -> None:
+    for rate, colour in zip(RATES, COLOURS, strict=False):
+        axes.plot(*_line(rows, rate, "median_sigma"), color=colour, marker="o", ms=3)
+        axes.plot(*_line(rows, rate, "median_sigma", steps=2), "D", color=colour, mfc="none", ms=5)
+    axes.plot([], [], "D", color="0.4", mfc="none", ms=5, label="with twice the steps")
+    axes.axhline(rows[0]["initial_sigma"], color="0.4", linewidth=1, linestyle=":", label="at the start")
+    axes.set_yscale("log")
+    axes.legend(fontsize=7)
+
+
+def _line(rows: list[dict[str, Any]], rate: float, key: str, steps: int = 1) -> tuple[list[float], list[float]]:
+    """Temperatures of a rate, and the measure there, averaged over seeds."""
+    mine = [row for row in rows if row["log_variance_lr"] == rate and row["steps"] == steps]
+    t = sorted({row["temperature"] for row in mine})
+    return t, [_average(mine, key, temperature=value) for value in t]
