@@ -33,7 +33,7 @@ def test_keys_of_the_evaluation_name_task_and_score() -> None:
 def test_the_picture_has_a_line_for_each_score() -> None:
     figure = draw(rows(), "micro")
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [
-        "byov: a",
-        "byov: b",
-        "byov: max_softmax",
+        "BYOV, label-free: a",
+        "BYOV, label-free: b",
+        "BYOV, probe: max_softmax",
     ]

@@ -85,6 +85,13 @@ def test_the_study_writes_rows_and_pictures(tmp_path: Path, monkeypatch: pytest.
     assert kept["rows"] == table() and kept["settings"]["data"] == "digits"
     with (folder / "working-point.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(table())
+    lines = (folder / "working-point.md").read_text().splitlines()
+    assert len(lines) == 3 + len(TEMPERATURES) * len(RATES)
+    assert (
+        lines[2].startswith("| BYOL |  | 1 | 50.0 |")
+        and lines[3].endswith("| a b d |")
+        and lines[-1].endswith("| b d |")
+    )
     assert (folder / "working-point.png").read_bytes()[:4] == b"\x89PNG"
     assert "</svg>" in (folder / "working-point.svg").read_text()
 

@@ -64,6 +64,8 @@ def make(name: str, lab: Lab) -> Path:
     }
     write_json(folder / f"{name}.json", {"settings": settings, "rows": rows})
     write_text(folder / f"{name}.csv", _csv(rows))
+    if table := getattr(study, "table", None):
+        write_text(folder / f"{name}.md", table(rows))
     figure = study.draw(rows, lab.name)
     for suffix in ("png", "svg"):
         path = folder / f"{name}.{suffix}"

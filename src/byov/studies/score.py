@@ -7,6 +7,7 @@ Other data sets only report. Baselines that know labels stand beside and cannot 
 
 from __future__ import annotations
 
+import math
 from statistics import mean
 from typing import Any
 
@@ -94,11 +95,20 @@ def draw(rows: list[dict[str, Any]], scale: str) -> Figure:
         image = axes.imshow(values, vmin=0.2, vmax=1, cmap="cividis", aspect="auto")
         for y, line in enumerate(values):
             for x, value in enumerate(line):
-                axes.text(x, y, f"{value:.2f}", ha="center", va="center", color="white" if value < 0.65 else "black")
+                text, colour = (
+                    ("–", "black") if math.isnan(value) else (f"{value:.2f}", "white" if value < 0.65 else "black")
+                )
+                axes.text(x, y, text, ha="center", va="center", color=colour)
         axes.set_xticks(range(len(tasks)), tasks, rotation=30, ha="right")
-        axes.set_yticks(range(len(labels)), [f"{method}: {score.removeprefix(LABEL_FREE)}" for method, score in labels])
+        axes.set_yticks(range(len(labels)), [_label(*label) for label in labels])
         figure.colorbar(image, label="AUROC")
         return figure
+
+
+def _label(method: str, score: str) -> str:
+    if score.startswith(LABEL_FREE):
+        return f"{method.upper()}, label-free: {score.removeprefix(LABEL_FREE)}"
+    return f"{method.upper()}, probe: {score}"
 
 
 def _mean(values: list[float]) -> float:

@@ -98,7 +98,7 @@ def point(rows: list[dict[str, Any]], temperature: float, rate: float, tolerance
     sigma = _average(rows, "median_sigma", **here)
     grown = sigma / _average(rows, "initial_sigma", **here)
     longer = [row["median_sigma"] for row in rows if all(row[k] == v for k, v in {**here, "steps": 2}.items())]
-    change = abs(mean(longer) / sigma - 1) if longer else None
+    change = mean(longer) / sigma - 1 if longer else None
     return {
         "to_byol": top1 - byol,
         "draws_to_means": draws - top1,
@@ -107,7 +107,7 @@ def point(rows: list[dict[str, Any]], temperature: float, rate: float, tolerance
         "change": change,
         "accurate": top1 >= byol - tolerance and draws >= top1 - tolerance,
         "left": max(grown, 1 / grown) >= LEFT,
-        "settled": change is not None and change < SETTLED,
+        "settled": change is not None and abs(change) < SETTLED,
     }
 
 
@@ -121,6 +121,46 @@ def _accurate(rows: list[dict[str, Any]], tolerance: float = POINTS) -> list[tup
 def chosen(rows: list[dict[str, Any]]) -> tuple[float, float] | None:
     """Temperature and learning rate of the working point, if there is one."""
     return next(((t, r) for t, r in _accurate(rows) if point(rows, t, r)["settled"]), None)
+
+
+# ------------------------------------------------------------------------------------------------------------ the table
+
+COLUMNS = {  # averaged over seeds: title, key, factor and format
+    "held out: means": ("validation.top1", 100, ".1f"),
+    "draws": ("validation.draws.top1", 100, ".1f"),
+    "test: means": ("top1", 100, ".1f"),
+    "draws ": ("draws.top1", 100, ".1f"),
+    "draws, not aligned": ("draws_unaligned.top1", 100, ".1f"),
+    "ECE: means": ("ece", 1, ".3f"),
+    "draws  ": ("draws.ece", 1, ".3f"),
+    "median sigma": ("median_sigma", 1, ".4f"),
+    "Spearman of sigma and magnitude": ("sigma_magnitude_spearman", 1, ".2f"),
+}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The map in Markdown, with what each point has of (a) to (d)."""
+    head = ["temperature", "rate", "seeds", *(title.strip() for title in COLUMNS), "sigma with twice the steps", "has"]
+    byol = [row for row in rows if row["temperature"] is None]
+    lines = [head, ["---"] * len(head), ["BYOL", "", str(len(byol)), *_cells(byol), "", ""]]
+    for t, r in sorted({(row["temperature"], row["log_variance_lr"]) for row in rows if row["temperature"]}):
+        mine = [row for row in rows if (row["temperature"], row["log_variance_lr"], row["steps"]) == (t, r, 1)]
+        here = point(rows, t, r)
+        longer = "" if here["change"] is None else f"{100 * here['change']:+.0f}%"
+        lines.append([f"{t:g}", f"{r:g}", str(len(mine)), *_cells(mine), longer, _has(here)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _cells(rows: list[dict[str, Any]]) -> list[str]:
+    known = [[row[key] for row in rows if row.get(key) is not None] for key, _, _ in COLUMNS.values()]
+    formats = [(factor, form) for _, factor, form in COLUMNS.values()]
+    return [format(factor * mean(v), form) if v else "" for v, (factor, form) in zip(known, formats, strict=True)]
+
+
+def _has(here: dict[str, Any]) -> str:
+    near, drawn = here["to_byol"] >= -POINTS, here["draws_to_means"] >= -POINTS
+    letters = {"a": near, "b": drawn, "c": here["settled"], "d": here["left"]}
+    return " ".join(letter for letter, has in letters.items() if has)
 
 
 # ---------------------------------------------------------------------------------------------------------- the picture
