@@ -38,7 +38,7 @@ KS_BOUND, SKEWNESS_BOUND = 0.1, 4.0
 
 def runs(lab: Lab) -> list[Config]:
     """BYOV of each seed, the supervised model of the same seed, and of one more for the last ceiling."""
-    byov = [lab.config("byov", seed) for seed in range(lab.seeds)]
+    byov = lab.configs("byov")
     return [*byov, *(lab.config("supervised-bbb", seed) for seed in range(lab.seeds + 1))]
 
 

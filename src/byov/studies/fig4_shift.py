@@ -24,7 +24,7 @@ NAMES = {"ece": "ECE", "reliability": "Brier reliability", "brier": "Brier score
 
 
 def runs(lab: Lab) -> list[Config]:
-    return [lab.config(method, seed) for seed in range(lab.seeds) for method in ("byov", "byol")]
+    return lab.configs("byov", "byol")
 
 
 def results(lab: Lab) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ KINDS = ("raw", "aligned")
 
 
 def runs(lab: Lab) -> list[Config]:
-    return [lab.config("byov", seed) for seed in range(lab.seeds)]
+    return lab.configs("byov")
 
 
 def results(lab: Lab) -> list[dict[str, Any]]:

@@ -118,6 +118,10 @@ class Lab:
             branch[last] = value
         return merge(config, tree, "the study")
 
+    def configs(self, *methods: str) -> list[Config]:
+        """The scale's recipe for each method, of every seed."""
+        return [self.config(method, seed) for seed in range(self.seeds) for method in methods]
+
     def path(self, config: Config) -> Path:
         return self.folder / "runs" / identity(config)
 

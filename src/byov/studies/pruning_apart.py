@@ -34,7 +34,7 @@ Rows = list[dict[str, Any]]
 
 
 def runs(lab: Lab) -> list[Config]:
-    return [lab.config(method, seed) for seed in range(lab.seeds) for method in ("byov", "byol")]
+    return lab.configs("byov", "byol")
 
 
 def results(lab: Lab) -> Rows:

@@ -31,7 +31,7 @@ SEVERITIES = (3, 5)
 
 
 def runs(lab: Lab) -> list[Config]:
-    return [lab.config(method, seed) for seed in range(lab.seeds) for method in ("byov", "byol")]
+    return lab.configs("byov", "byol")
 
 
 def results(lab: Lab) -> list[dict[str, Any]]:
