@@ -102,17 +102,19 @@ def write(studies: Path, out: Path) -> list[Entry]:
     """Writes the page, beside it a JSON with all numbers, and the studies' figures in `figures`."""
     made = made_studies(studies)
     found = entries(made)
-    figures = [(each, _copied(each.figure, out, each)) for each in made if each.figure is not None]
+    places = [(each, _copied(each, out)) for each in made]
+    figures = [(each, place) for each, place in places if (out.parent / place).is_file()]
     numbers = out.with_suffix(".json")
     write_json(numbers, as_json(found))
     write_text(out, ledger_page.page(found, NOT_JUDGED, figures, numbers.name))
     return found
 
 
-def _copied(figure: Path, out: Path, made: Made) -> str:
-    """The figure's place, as the page names it."""
-    name = f"figures/{made.study}-{made.scale}.png"
-    write_atomically(out.parent / name, lambda temporary: shutil.copyfile(figure, temporary))
+def _copied(made: Made, out: Path) -> str:
+    """The figure's place, as the page names it; it is there already where only the rows were kept."""
+    name, figure = f"figures/{made.study}-{made.scale}.png", made.figure
+    if figure is not None:
+        write_atomically(out.parent / name, lambda temporary: shutil.copyfile(figure, temporary))
     return name
 
 
