@@ -149,3 +149,11 @@ def test_claims_can_be_judged() -> None:
     assert all(entry.claim.size > 0 for entry in found)
     said = [(entry.claim.where, entry.claim.says) for entry in found]
     assert len(set(said)) == len(said)
+
+
+def test_the_ledger_in_the_docs_is_that_of_the_rows_kept_there() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    found = ledger.as_json(ledger.entries(ledger.made_studies(docs / "rows")))
+    kept = json.loads((docs / "results.json").read_text(encoding="utf-8"))
+    assert found["counts"] == kept["counts"]
+    assert [claim["says"] for claim in found["claims"]] == [claim["says"] for claim in kept["claims"]]
