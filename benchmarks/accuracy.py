@@ -4,7 +4,8 @@
 
 So that the result does not depend on what else the machine does, the ten minutes are turned into steps first: all three
 are timed interleaved, and each then trains as many steps as it makes in that time, its schedules set for them. A
-finished run is a file in benchmarks/accuracy/ and is not made again; the command can be stopped and repeated.
+finished run is a file in benchmarks/accuracy/ and is not made again, unless the recipe has changed since; the command
+can be stopped and repeated.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from byov.data.sources import open_source
 from byov.evaluation.features import features_of
 from byov.evaluation.probe import fit_probe
 from byov.metrics import ece, top_k_accuracy
+from byov.studies.lab import decisive
 from byov.training.learners import build_learner
 from byov.training.loop import Trainer, classes_of
 from byov.training.resolve import resolve
@@ -188,15 +190,19 @@ def main() -> None:
     timing = options.folder / "rates.json"
     if not timing.exists():
         timing.write_text(json.dumps(rates(rounds=6, steps=8), indent=2) + "\n")
-    measured = json.loads(timing.read_text())
+    measured, data = json.loads(timing.read_text()), open_source("cifar10").load("train")
     for seed in range(options.seeds):
         for method in METHODS:
             name = f"{method}-{seed}"
             path = options.folder / f"{name}.json"
-            if path.exists() or options.only not in (None, name):
-                continue
             steps = round(60 * options.minutes / measured["seconds"][method])
-            result = train(method, seed, steps, measured["lightly_workers"]) | {"minutes": options.minutes}
+            chosen = decisive(settings(method, seed, data))
+            old = json.loads(path.read_text()) if path.exists() else {}
+            kept = old.get("settings") == chosen and old.get("steps") == steps
+            if kept or options.only not in (None, name):
+                continue
+            result = train(method, seed, steps, measured["lightly_workers"])
+            result |= {"minutes": options.minutes, "settings": chosen}
             path.write_text(json.dumps(result, indent=2) + "\n")
             print(result, flush=True)
 

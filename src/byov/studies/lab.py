@@ -58,11 +58,17 @@ SCALES = {
 YOUNGER = {k: v for k, v in flatten(to_dict(Config())).items() if k == "posterior.scale" or k.startswith("objective.")}
 
 
+def decisive(config: Config) -> dict[str, Any]:
+    """All settings that decide what a run learns, by dotted key: without random weights, none of the posterior."""
+    flat = {k: v for k, v in flatten(to_dict(config)).items() if k.split(".")[0] not in NOT_IDENTITY}
+    if config.method in ("byol", "supervised") and config.posterior.where in (None, "none"):
+        flat = {k: v for k, v in flat.items() if not k.startswith(("posterior.", "optim.log_variance_lr"))}
+    return {k: v for k, v in flat.items() if k not in YOUNGER or v != YOUNGER[k]}
+
+
 def identity(config: Config) -> str:
     """A hash of all that decides what a run learns."""
-    flat = {k: v for k, v in flatten(to_dict(config)).items() if k.split(".")[0] not in NOT_IDENTITY}
-    flat = {k: v for k, v in flat.items() if k not in YOUNGER or v != YOUNGER[k]}
-    return hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps(decisive(config), sort_keys=True).encode()).hexdigest()[:12]
 
 
 class Lab:
