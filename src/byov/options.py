@@ -156,8 +156,9 @@ class Study:
 
     name: Annotated[str, Positional, arg(metavar="NAME")]
     """The study, or all; any other name is answered with a list of them."""
-    scale: Literal["micro", "mini", "paper"] = "micro"
-    """micro: digits; mini: CIFAR-10, 10,000 images; paper: ImageNet-1k (--data folder:PATH), ViT-B/16."""
+    scale: Literal["micro", "fashion", "mini", "paper"] = "micro"
+    """micro: digits; fashion: Fashion-MNIST, 10,000 images, as small a network; mini: CIFAR-10, 10,000 images; paper:
+    ImageNet-1k (--data folder:PATH), ViT-B/16."""
     seeds: int | None = None
     """Seeds of every run. Unset: the scale's (1, 3, 3)."""
     data: Annotated[str | None, arg(metavar="SOURCE")] = None

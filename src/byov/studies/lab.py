@@ -49,6 +49,7 @@ class Scale:
 
 SCALES = {
     "micro": Scale("digits", "digits", None, 1, 20, "minutes on 2 cores"),
+    "fashion": Scale("fashion", "fashion_mnist", 10_000, 3, 20, "hours on 2 cores"),
     "mini": Scale("small-images", "cifar10", 10_000, 3, 20, "hours on 2 cores", epochs=10),
     "paper": Scale("imagenet-vit-b16-byov", "folder:imagenet", None, 3, 50, "weeks on a cluster"),
 }
