@@ -25,9 +25,12 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
 
 def test_a_run_is_named_by_what_it_learns_from() -> None:
     config = Config()
+    hotter = replace(config.posterior, temperature=0.5)
     assert identity(config) == identity(replace(config, threads=7, device="cpu"))
     assert identity(config) != identity(replace(config, seed=1))
-    assert identity(config) != identity(replace(config, posterior=replace(config.posterior, temperature=0.5)))
+    assert identity(config) != identity(replace(config, posterior=hotter))
+    for method in ("byol", "supervised"):  # nothing is random there
+        assert identity(replace(config, method=method)) == identity(replace(config, method=method, posterior=hotter))
 
 
 def test_a_config_is_the_scales_recipe_with_changes(lab: Lab) -> None:

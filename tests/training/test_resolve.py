@@ -30,7 +30,7 @@ def test_a_resnet_needs_no_patch() -> None:
 
 def test_lars_has_a_weight_decay_of_its_own() -> None:
     for method, decay in (("byol", 1e-6), ("byov", 0.0)):
-        assert resolve(Config(method=method, optim=Optim(optimizer="lars")), GREY, 50, True).optim.weight_decay == decay
+        assert resolve(Config(method=method, optim=Optim(optimizer="lars", lr=0.3)), GREY, 50, True).optim.weight_decay == decay
 
 
 @pytest.mark.parametrize(
@@ -123,6 +123,7 @@ def test_the_chosen_recipe_works_for_images_of_almost_any_side() -> None:
         {"optim": {"weight_decay": -1.0}},
         {"optim": {"momentum": 1.0}},
         {"optim": {"trust": 0.0}},
+        {"optim": {"optimizer": "lars"}},
         {"model": {"depth": 0}},
         {"model": {"backbone": "resnet-18", "width": 0}},
         {"model": {"backbone": "resnet-18", "depth": 4}},

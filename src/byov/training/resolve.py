@@ -131,6 +131,11 @@ def _check(config: Config, world: int) -> None:
             optim.batch_size % (max(optim.accumulate, 1) * world) == 0,
             f"optim.accumulate times the number of processes, {optim.accumulate * world}, must divide optim.batch_size",
         ),
+        (
+            optim.optimizer != "lars" or optim.lr > Optim.lr,
+            f"LARS learns nothing at AdamW's learning rate (optim.lr is {optim.lr:g}; BYOL's are 0.2 to 0.45 for each "
+            "256 images of a batch)",
+        ),
         (not optim.shard or optim.optimizer == "adamw", "optim.shard needs optim.optimizer adamw"),
         (all(0 <= b < 1 for b in optim.betas), "optim.betas must be from 0 to below 1"),
         (0 <= optim.momentum < 1 and optim.trust > 0, "optim.momentum is from 0 to below 1, and optim.trust positive"),
