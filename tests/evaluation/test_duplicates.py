@@ -69,6 +69,11 @@ def test_nothing_to_compare() -> None:
     assert near_duplicates(embeddings()) == []
 
 
+def test_copies_of_one_image_are_one_group() -> None:
+    copies = np.tile(np.float32([0.3, -1.7, 0.0]), (5, 1))
+    assert [group.rows for group in near_duplicates(copies, block=2)] == [[0, 1, 2, 3, 4]]
+
+
 def test_progress_ends_at_its_total() -> None:
     told: list[tuple[str, int, int]] = []
     near_duplicates(embeddings(), block=30, progress=lambda *what: told.append(what))

@@ -30,7 +30,8 @@ def test_a_resnet_needs_no_patch() -> None:
 
 def test_lars_has_a_weight_decay_of_its_own() -> None:
     for method, decay in (("byol", 1e-6), ("byov", 0.0)):
-        assert resolve(Config(method=method, optim=Optim(optimizer="lars", lr=0.3)), GREY, 50, True).optim.weight_decay == decay
+        config = Config(method=method, optim=Optim(optimizer="lars", lr=0.3))
+        assert resolve(config, GREY, 50, True).optim.weight_decay == decay
 
 
 @pytest.mark.parametrize(

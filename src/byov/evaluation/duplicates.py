@@ -45,6 +45,8 @@ def near_duplicates(
     if count < 2:
         return []
     mean, whitening = _whitening(embeddings, block)
+    if not whitening.any():  # all rows are the same
+        return [Group(list(range(count)), 1.0)]
 
     def directions(start: int) -> Tensor:
         return normalize((_rows(embeddings, start, block) - mean) @ whitening).float()

@@ -250,7 +250,7 @@ def describe(trainer: Trainer, origin: str) -> str:
     shape = "".join(f"{key} {value}, " for key, value in given.items() if value is not None)
     lines = [
         f"{config.method} on {config.data}: {config.images:,} images ({config.calibration:,} more set aside), "
-        f"{optim.epochs} epochs of {trainer.steps_per_epoch} steps, recipe {origin}",
+        f"{optim.epochs} epoch{'s' * (optim.epochs != 1)} of {trainer.steps_per_epoch} steps, recipe {origin}",
         f"{model.backbone}: {shape}{weights:,} weights, {posterior.means.numel():,} of them random; "
         f"batch {optim.batch_size}, {optim.optimizer}, lr {optim.lr:g}",
         f"writing to {trainer.folder} (config.yaml holds every setting)",
