@@ -30,6 +30,7 @@ PARTS = (
     "processes",
     "growth",
     "tricks",
+    "compiled",
     "scoring",
     "predictive",
 )

@@ -115,6 +115,7 @@ def rows(parts: dict[str, Part]) -> list[Row]:
         "growth": _growth_rows,
         "processes": _processes_rows,
         "tricks": _tricks_rows,
+        "compiled": _compiled_rows,
         "scoring": _scoring_rows,
         "predictive": _predictive_rows,
     }
@@ -201,6 +202,15 @@ def _processes_rows(part: Part) -> Iterable[Row]:
 def _tricks_rows(part: Part) -> Iterable[Row]:
     for name, it in part.items():
         yield _row(f"trick: {name}", "without: times faster", it["gain"], least(GAIN))
+
+
+def _compiled_rows(part: Part) -> Iterable[Row]:
+    for task, it in part.items():
+        note = "not offered where it gains nothing; "
+        note += " against ".join(f"{it['milliseconds'][name]:.0f}" for name in ("compiled", "eager")) + " ms"
+        yield _row(
+            f"deterministic step, {task} parameters, torch.compile", "eager: times faster", it["gain"], None, note
+        )
 
 
 def _scoring_rows(part: Part) -> Iterable[Row]:
