@@ -42,6 +42,7 @@ from views import Loader, Transformed, as_pil, lightly_transform
 RECIPE, SIDE = "small-images", 32
 METHODS = ("byov", "byol", "lightly")
 WORKERS = (0, 1, 2)
+ENDLESS = 1_000_000  # steps, where only their time is asked for
 FOLDER = Path(__file__).parent / "accuracy"
 
 
@@ -53,15 +54,17 @@ class Training:
     batch: int
 
 
-def settings(method: str, seed: int, data: ImageSet) -> Config:
+def settings(method: str, seed: int, data: ImageSet, steps: int) -> Config:
+    """The recipe for a run of so many steps: they end it, not its epochs."""
     config = replace(read_recipe(RECIPE, "byov" if method == "byov" else "byol"), data="cifar10", seed=seed)
-    return resolve(replace(config, calibration=0), (3, SIDE, SIDE), len(data), flips=True)
+    optim = replace(config.optim, log_variance_lr=schedules.log_variance_rate(steps))
+    return resolve(replace(config, calibration=0, optim=optim), (3, SIDE, SIDE), len(data), flips=True)
 
 
 class Ours(Training):
-    def __init__(self, method: str, seed: int, workers: int = 0) -> None:
+    def __init__(self, method: str, seed: int, workers: int, steps: int) -> None:
         data = open_source("cifar10").load("train")
-        config = settings(method, seed, data)
+        config = settings(method, seed, data, steps)
         statistics = pixel_statistics(data.images)
         put = lambda network: network.encoder.set_pixel_statistics(*statistics)  # noqa: E731
         learner = build_learner(config, (3, SIDE, SIDE), classes_of(data), initialise=put)
@@ -84,9 +87,9 @@ class Ours(Training):
 class Lightly(Training):
     """lightly's documented loop, with byov's encoder, learning rates and weight decay."""
 
-    def __init__(self, method: str, seed: int, workers: int) -> None:
+    def __init__(self, method: str, seed: int, workers: int, steps: int) -> None:
         data = open_source("cifar10").load("train")
-        config = settings("byol", seed, data)
+        config = settings("byol", seed, data, steps)
         self.optim, self.batch = config.optim, config.optim.batch_size
         torch.manual_seed(seed)
         self.byol = LightlyBYOL(config.model)
@@ -123,8 +126,8 @@ def _loader(images: list[Image.Image], transform: Any, batch: int, workers: int,
         yield from loader
 
 
-def build(method: str, seed: int = 0, workers: int = 0) -> Training:
-    return (Lightly if method == "lightly" else Ours)(method, seed, workers)
+def build(method: str, seed: int, workers: int, steps: int) -> Training:
+    return (Lightly if method == "lightly" else Ours)(method, seed, workers, steps)
 
 
 # ------------------------------------------------------------------------------------------------- ten minutes of steps
@@ -132,11 +135,11 @@ def build(method: str, seed: int = 0, workers: int = 0) -> Training:
 
 def timed(method: str, workers: int = 0) -> Turn:
     """For the conductor. lightly's loader may work only in its own turn (see `views.Loader`)."""
-    training = build(method, workers=workers)
+    training = build(method, 0, workers, ENDLESS)
     if isinstance(training, Lightly):
         loader = Loader(training.images, training.transform, workers, training.batch)
-        return loader.turn(lambda views: training.train_on(views, 0, 1_000_000))
-    return steps_of(lambda k: training.step(k, 1_000_000))
+        return loader.turn(lambda views: training.train_on(views, 0, ENDLESS))
+    return steps_of(lambda k: training.step(k, ENDLESS))
 
 
 def rates(rounds: int, steps: int) -> dict[str, Any]:
@@ -155,7 +158,7 @@ def rates(rounds: int, steps: int) -> dict[str, Any]:
 
 
 def train(method: str, seed: int, steps: int, workers: int) -> dict[str, Any]:
-    training = build(method, seed, workers)
+    training = build(method, seed, workers, steps)
     begun = told = time.monotonic()
     for k in range(steps):
         training.step(k, steps)
@@ -196,7 +199,7 @@ def main() -> None:
             name = f"{method}-{seed}"
             path = options.folder / f"{name}.json"
             steps = round(60 * options.minutes / measured["seconds"][method])
-            chosen = decisive(settings(method, seed, data))
+            chosen = decisive(settings(method, seed, data, steps))
             old = json.loads(path.read_text()) if path.exists() else {}
             kept = old.get("settings") == chosen and old.get("steps") == steps
             if kept or options.only not in (None, name):

@@ -44,6 +44,16 @@ def test_learning_rate_stays_within_its_peak(progress: float, warmup: float) -> 
     assert -1e-12 <= schedules.learning_rate(progress, 1.5, warmup) <= 1.5 + 1e-12
 
 
+@pytest.mark.parametrize("steps", [100, 1560, 10_000])
+def test_a_log_variance_travels_4_in_a_run_of_any_length(steps: int) -> None:
+    peak = schedules.log_variance_rate(steps)
+    travelled = sum(schedules.learning_rate(k / steps, peak, 0.1) for k in range(steps))
+    assert travelled == pytest.approx(
+        4, rel=0.01
+    )  # the area under a triangle and a half cosine, in sums of 100 and more
+    assert schedules.log_variance_rate(steps, softplus=True) == pytest.approx(peak / 2)
+
+
 def test_batch_size_scaling() -> None:
     assert schedules.scale_learning_rate(0.1, 4) == pytest.approx(0.4)
     assert schedules.scale_learning_rate(0.1, 4, "sqrt") == pytest.approx(0.2)

@@ -114,8 +114,9 @@ class Optim:
     """Of the means; log-variances always have AdamW."""
     lr: float = 1e-3
     """Peak learning rate of the means, for this batch size. LARS: BYOL's are 0.2 to 0.45 for each 256 images."""
-    log_variance_lr: float = 2e-2
-    """Peak learning rate of the log-variances: Adam moves them by about this much a step."""
+    log_variance_lr: float | None = None
+    """Peak learning rate of the log-variances: Adam moves them by about this much a step. Unset: 8 / steps, with
+    softplus 4 / steps, so that sigma ends where it would after any number of them."""
     weight_decay: float | None = None
     """On weight matrices only; decoupled with AdamW. Unset: 0 where weights are random (the KL does that work), else
     0.05, with LARS 1e-6."""

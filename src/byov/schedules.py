@@ -27,6 +27,17 @@ def learning_rate(progress: float, peak: float, warmup: float) -> float:
     return half_cosine((progress - warmup) / max(1.0 - warmup, 1e-12), peak, 0.0)
 
 
+def log_variance_rate(steps: int, softplus: bool = False) -> float:
+    """Peak learning rate of the log-variances for a run of this many steps.
+
+    Where the data say little about a weight the KL always pulls the same way, and Adam follows by a whole learning rate
+    a step (by more while beta rises). What a log-variance travels is then about the sum of the rates, half of peak x
+    steps, which is 4 here, a factor of 7 for sigma, whatever the run's length. softplus(rho) is exp(rho) for small
+    sigmas, where ours is exp(log_variance / 2).
+    """
+    return (4.0 if softplus else 8.0) / steps
+
+
 def scale_learning_rate(lr: float, batch_factor: float, rule: str = "linear") -> float:
     """The learning rate for a batch `batch_factor` times as large: linear (SGD, LARS), or square root (Adam)."""
     if rule not in ("linear", "sqrt"):

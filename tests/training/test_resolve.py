@@ -28,6 +28,14 @@ def test_a_resnet_needs_no_patch() -> None:
     assert resolve(Config(model=Model(backbone="resnet-50")), (3, 64, 64), 50, flips=True).model.stem == "cifar"
 
 
+def test_the_log_variances_rate_hangs_on_the_steps() -> None:
+    optim = resolve(Config(optim=Optim(epochs=10, batch_size=20)), GREY, 100, flips=True).optim
+    assert optim.log_variance_lr == pytest.approx(8 / (10 * 4))  # 95 images are left of 100, 4 whole batches
+    softplus = Config(optim=Optim(epochs=10, batch_size=20), posterior=Posterior(scale="softplus"))
+    assert resolve(softplus, GREY, 100, flips=True).optim.log_variance_lr == pytest.approx(4 / (10 * 4))
+    assert resolve(Config(optim=Optim(log_variance_lr=0.3)), GREY, 100, flips=True).optim.log_variance_lr == 0.3
+
+
 def test_lars_has_a_weight_decay_of_its_own() -> None:
     for method, decay in (("byol", 1e-6), ("byov", 0.0)):
         config = Config(method=method, optim=Optim(optimizer="lars", lr=0.3))

@@ -189,7 +189,7 @@ def test_bfloat16_keeps_the_kl_and_posterior_in_float32(tmp_path) -> None:
 def test_every_parameter_is_in_the_optimizer_once(tmp_path) -> None:
     choices = (("linear", "byov"), ("no_conv", "byov"), (None, "byol"), (None, "supervised-bbb"))
     for (where, method), name in product(choices, ("adamw", "lars")):
-        optim = Optim(epochs=2, batch_size=8, optimizer=name)
+        optim = Optim(epochs=2, batch_size=8, optimizer=name, lr=0.1)
         trainer = tiny.trainer(tmp_path, tiny.config(method, posterior=Posterior(where=where), optim=optim))
         optimizer = build_optimizer(trainer.learner.posterior, trainer.config.optim)
         listed = [p for group in optimizer.param_groups for p in group["params"]]

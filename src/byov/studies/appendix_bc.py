@@ -43,12 +43,13 @@ COLUMNS = {
 def arms(lab: Lab) -> Arms:
     """The config of each arm, by seed."""
     optim = lab.config("byov").optim
+    rate = optim.log_variance_lr  # where it is not given it hangs on the steps and the scale, by itself
     decay = lab.config("byol").optim.weight_decay
     root = math.sqrt(TIMES)
     large = {
         "optim.batch_size": TIMES * optim.batch_size,
         "optim.lr": root * optim.lr,
-        "optim.log_variance_lr": root * optim.log_variance_lr,
+        "optim.log_variance_lr": rate and root * rate,
         "optim.tau": optim.tau**TIMES,
     }
     changes: dict[str, dict[str, Any]] = {
@@ -56,7 +57,7 @@ def arms(lab: Lab) -> Arms:
         "weight decay": {"optim.weight_decay": WEIGHT_DECAY[optim.optimizer] if decay is None else decay},
         "constant beta": {"posterior.beta_start": lab.config("byov").posterior.beta_end},
         # softplus(rho) is exp(rho) for small sigmas, ours exp(rho / 2): half the rate moves sigma as fast
-        "softplus": {"posterior.scale": "softplus", "optim.log_variance_lr": optim.log_variance_lr / 2},
+        "softplus": {"posterior.scale": "softplus", "optim.log_variance_lr": rate and rate / 2},
         "Flipout": {"posterior.draw": "flipout"},
         "a draw a view": {"posterior.draw": "view"},
         LARGE: large,

@@ -3,7 +3,8 @@
 A point works where, averaged over seeds,
   (a) the probe at the means is within 2 points of the fair BYOL,
   (b) 20 aligned draws are within 2 points of the means,
-  (c) the median sigma is settled: it changes by less than 20% when the steps double,
+  (c) the median sigma is settled: it changes by less than 20% when the steps double and the rate of the log-variances
+      halves, as it does by itself where none is given (`schedules.log_variance_rate`: at a fixed rate sigma grows),
   (d) it has left its start: it has grown or shrunk by half at least. A sigma that never moved is settled too.
 All by a probe on held-out training images; the test images only report. The hottest point that works is chosen: sigma
 is then as large as accuracy allows, and most can be read from it. The map is made with the first seed. Then, hottest
@@ -34,7 +35,7 @@ POINTS, SETTLED, LEFT = 0.02, 0.20, 1.5  # within 2 points of top-1; under 20% c
 
 
 def _point(lab: Lab, temperature: float, rate: float, seed: int, longer: int = 1) -> Config:
-    changes: dict[str, Any] = {"posterior.temperature": temperature, "optim.log_variance_lr": rate}
+    changes: dict[str, Any] = {"posterior.temperature": temperature, "optim.log_variance_lr": rate / longer}
     config = lab.config("byov", seed, changes)
     return lab.config("byov", seed, {**changes, "optim.epochs": longer * config.optim.epochs})
 

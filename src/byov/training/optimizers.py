@@ -50,7 +50,7 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, config: Optim, progress
     """Puts the schedule's learning rates in; returns those of means and log-variances."""
     rates = {
         "mean": schedules.learning_rate(progress, config.lr, config.warmup),
-        "log_variance": schedules.learning_rate(progress, config.log_variance_lr, config.warmup),
+        "log_variance": schedules.learning_rate(progress, config.log_variance_lr or 0.0, config.warmup),
     }
     for group in optimizer.param_groups:
         group["lr"] = rates[group["role"]]

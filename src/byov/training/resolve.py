@@ -12,6 +12,7 @@ import torch
 from byov.backbones import complete_model
 from byov.config import BAYESIAN, SUPERVISED, Config, Optim, View
 from byov.errors import BadInput
+from byov.schedules import log_variance_rate
 from byov.training.division import set_aside
 
 T = TypeVar("T")
@@ -63,7 +64,7 @@ def resolve(
             where=config.posterior.where or ("all" if config.method in BAYESIAN else "none"),
             variance_floor=_first(config.posterior.variance_floor, math.exp(config.posterior.init_log_variance)),
         ),
-        optim=_optim(config.optim, used, config.method in BAYESIAN, world),
+        optim=_optim(config.optim, used, config.method in BAYESIAN, world, config.posterior.scale == "softplus"),
         views=replace(
             config.views,
             first=_view(config.views.first, side, flips, blur=1.0),
@@ -95,13 +96,19 @@ def _first(value: T | None, otherwise: T) -> T:
     return otherwise if value is None else value
 
 
-def _optim(optim: Optim, images: int, bayesian: bool, world: int) -> Optim:
+def _optim(optim: Optim, images: int, bayesian: bool, world: int, softplus: bool) -> Optim:
     usual = 0.0 if bayesian else WEIGHT_DECAY[optim.optimizer]
     size = optim.batch_size
     if size > images:  # all of them, but so that the processes have as many each
         parts = max(optim.accumulate, 1) * world
         size = images // parts * parts or images
-    return replace(optim, weight_decay=_first(optim.weight_decay, usual), batch_size=size)
+    steps = max(1, optim.epochs * (images // max(1, size)))
+    return replace(
+        optim,
+        batch_size=size,
+        weight_decay=_first(optim.weight_decay, usual),
+        log_variance_lr=_first(optim.log_variance_lr, log_variance_rate(steps, softplus)),
+    )
 
 
 def _view(view: View, side: int, flips: bool, blur: float) -> View:
@@ -146,7 +153,7 @@ def _check(config: Config, world: int) -> None:
             config.monitor.checkpoint_steps is None or config.monitor.checkpoint_steps >= 1,
             "checkpoint_steps: at least 1",
         ),
-        (optim.lr >= 0 and optim.log_variance_lr >= 0, "learning rates must not be negative"),
+        (min(optim.lr, optim.log_variance_lr or 0.0) >= 0, "learning rates must not be negative"),
         (0 <= optim.warmup < 1, "optim.warmup is a part of the run, from 0 to below 1"),
         (0 <= optim.tau <= 1, "optim.tau must be between 0 and 1"),
         (optim.clip is None or optim.clip > 0, "optim.clip must be positive, or None"),
