@@ -185,8 +185,10 @@ def _evaluate(arguments: list[str]) -> int:
     from rich.console import Console
 
     from byov.evaluation.evaluate import evaluate, results_path
+    from byov.evaluation.measures import below
     from byov.evaluation.run import load
     from byov.evaluation.score import is_deterministic
+    from byov.files import write_json
     from byov.progress import StageProgress
     from byov.training.loop import Interrupted
     from byov.training.resolve import resolve_device
@@ -222,7 +224,7 @@ def _evaluate(arguments: list[str]) -> int:
                 progress=progress,
                 say=progress.say,
             )
-            agreement = _align(run, options, progress) if options.align else None
+            agreement = _align(run, options, progress) if options.align else {}
         except (KeyboardInterrupt, Interrupted):
             progress.say("interrupted: finished sections are kept; the same command goes on.")
             return INTERRUPTED
@@ -230,8 +232,10 @@ def _evaluate(arguments: list[str]) -> int:
     for table in (tables.shifted(results), tables.told_apart(results)):
         if table:
             print(f"\n{table}")
-    if agreement is not None:
-        print(f"\n{agreement}")
+    if agreement:
+        numbers = {k: v for k, v in agreement.items() if isinstance(v, int | float) or k.endswith("_interval")}
+        write_json(path, results | below("alignment.", numbers))
+        print(f"\n{tables.agreement(agreement)}\nwritten: {run.folder / 'figures' / 'alignment.png'}")
     print(f"written: {path}")
     return DONE
 
@@ -266,8 +270,8 @@ def _replaced(path: Path, options: Evaluate) -> list[str]:
     ]
 
 
-def _align(run: Any, options: Evaluate, progress: Any) -> str:
-    """Figure 1b of the paper; returns what to print of it."""
+def _align(run: Any, options: Evaluate, progress: Any) -> dict[str, Any]:
+    """Figure 1b of the paper."""
     from byov.evaluation.alignment import align
     from byov.evaluation.run import load
     from byov.report.alignment import draw_alignment
@@ -277,15 +281,8 @@ def _align(run: Any, options: Evaluate, progress: Any) -> str:
     assert supervised is not None
     draws = options.draws or ALIGNMENT_DRAWS
     found = align(run, supervised, second, options.data, draws, progress=progress, say=progress.say)
-    figure = draw_alignment(found, run.folder / "figures" / "alignment.png")
-    pairs = [("predictive std, Spearman", "spearman"), ("given both confidences", "partial_spearman")]
-    rows = [
-        (f"{prefix}{what}", f"{found[key + name]:.3f}", "{:.3f} to {:.3f}".format(*found[key + name + "_interval"]))
-        for prefix, key in (("", ""), ("two supervised runs: ", "ceiling."))
-        for what, name in pairs
-        if key + name in found
-    ]
-    return tables.grid(rows, "lrl") + f"\nwritten: {figure}"
+    draw_alignment(found, run.folder / "figures" / "alignment.png")
+    return found
 
 
 def _score(arguments: list[str]) -> int:

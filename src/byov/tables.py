@@ -117,5 +117,17 @@ def told_apart(results: dict[str, Any]) -> str:
     return grid([("told apart, AUROC", *(title for title, _ in kept)), *rows], "l" + "r" * len(kept))
 
 
+def agreement(found: dict[str, Any]) -> str:
+    """A small table: how a run's predictive std goes with that of a supervised one, with 95% intervals."""
+    pairs = [("predictive std, Spearman", "spearman"), ("given both confidences", "partial_spearman")]
+    rows = [
+        (f"{prefix}{what}", f"{found[key + name]:.3f}", "{:.3f} to {:.3f}".format(*found[key + name + "_interval"]))
+        for prefix, key in (("", ""), ("two supervised runs: ", "ceiling."))
+        for what, name in pairs
+        if key + name in found
+    ]
+    return grid(rows, "lrl")
+
+
 def four_digits(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
