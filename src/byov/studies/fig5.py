@@ -144,5 +144,6 @@ def draw(rows: list[dict[str, Any]], scale: str) -> Figure:
             axes.set(xlabel="weight draws", ylabel=label)
         for axes in figure.axes[1:]:
             axes.set_ylim(bottom=0)
-        figure.axes[0].legend(fontsize=7)
+        lines, names = figure.axes[0].get_legend_handles_labels()
+        figure.legend(lines, names, loc="outside lower center", ncols=len(names), frameon=False, fontsize=7)
         return figure

@@ -137,6 +137,8 @@ def draw(rows: list[dict[str, Any]], scale: str) -> Figure:
             for axes, (a, b) in zip(line, pairs, strict=True):
                 points = _scatter(axes, mine, a, b)
                 axes.set(xlabel=f"variance, {a}", ylabel=f"variance, {b}")
+                axes.locator_params(axis="x", nbins=4)  # small numbers have long names
+                axes.ticklabel_format(scilimits=(-2, 3))
             line[0].set_title("draws as they come" if kind == "raw" else "draws aligned", loc="left", fontsize=9)
         bar = figure.colorbar(points, ax=figure.axes, label="std of the noise (black to white: 1)", aspect=40, pad=0.01)
         bar.set_ticks([i + 0.5 for i in range(len(STRENGTHS))], labels=[f"{strength:g}" for strength in STRENGTHS])
