@@ -21,7 +21,7 @@ def config(method: str = "byov", **changes: object) -> Config:
         threads=1,
         device="cpu",
         calibration=0,
-        optim=Optim(epochs=2, batch_size=8),
+        optim=Optim(epochs=2, batch_size=8, log_variance_lr=0.02),
         monitor=Monitor(log_every=1, tensorboard=False, checkpoint_seconds=1e9),
     )
     return replace(base, **changes)
