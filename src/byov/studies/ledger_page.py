@@ -18,9 +18,9 @@ INTRODUCTION = """\
 
 Made by `byov ledger`; all numbers, seed by seed, are in [{json}]({json}). Each claim was written down with its rule,
 in the module of its study (`docs/studies.md`). Rules were last changed after a review, when parts of what digits' seed
-0 says had been seen, but nothing of any other seed or data set. The paper's numbers are of ViTs on ImageNet-1k; ours are
-of networks and images that 2 CPU cores can train. What is shown here is shown at this scale; what is not may still hold
-at theirs. What the paper says in several places stands in the first of them.
+0 says had been seen, but nothing of any other seed or data set. The paper's numbers are of ViTs on ImageNet-1k; ours
+are of networks and images that 2 CPU cores can train. What is shown here is shown at this scale; what is not may still
+hold at theirs. What the paper says in several places stands in the first of them.
 
 **The rule.** An effect is signed so that positive means "as the paper says". A run is set beside the one that it is
 compared with, of the same seed, on the same test images: one effect a seed. The estimate is the mean over seeds. Its
