@@ -225,6 +225,9 @@ def _evaluate(arguments: list[str]) -> int:
                 say=progress.say,
             )
             agreement = _align(run, options, progress) if options.align else {}
+            if agreement:
+                numbers = {k: v for k, v in agreement.items() if isinstance(v, int | float) or k.endswith("_interval")}
+                write_json(path, results | below("alignment.", numbers))
         except (KeyboardInterrupt, Interrupted):
             progress.say("interrupted: finished sections are kept; the same command goes on.")
             return INTERRUPTED
@@ -233,8 +236,6 @@ def _evaluate(arguments: list[str]) -> int:
         if table:
             print(f"\n{table}")
     if agreement:
-        numbers = {k: v for k, v in agreement.items() if isinstance(v, int | float) or k.endswith("_interval")}
-        write_json(path, results | below("alignment.", numbers))
         print(f"\n{tables.agreement(agreement)}\nwritten: {run.folder / 'figures' / 'alignment.png'}")
     print(f"written: {path}")
     return DONE

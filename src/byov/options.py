@@ -160,7 +160,7 @@ class Study:
     """micro: digits; fashion: Fashion-MNIST, 10,000 images, as small a network; mini: CIFAR-10, 10,000 images; paper:
     ImageNet-1k (--data folder:PATH), ViT-B/16."""
     seeds: int | None = None
-    """Seeds of every run. Unset: the scale's (1, 3, 3)."""
+    """Seeds of every run. Unset: the scale's (1, then 3)."""
     data: Annotated[str | None, arg(metavar="SOURCE")] = None
     """Another source than the scale's."""
     jobs: int | None = None

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from byov.config import NOT_IDENTITY, Config, flatten, merge, read_recipe, to_dict, to_yaml
+from byov.config import BAYESIAN, NOT_IDENTITY, Config, flatten, merge, read_recipe, to_dict, to_yaml
 from byov.data.sources import open_source
 from byov.errors import BadInput, TrainingFailed
 from byov.evaluation.measures import strict
@@ -62,7 +62,7 @@ YOUNGER = {k: v for k, v in flatten(to_dict(Config())).items() if k == "posterio
 def decisive(config: Config) -> dict[str, Any]:
     """All settings that decide what a run learns, by dotted key: without random weights, none of the posterior."""
     flat = {k: v for k, v in flatten(to_dict(config)).items() if k.split(".")[0] not in NOT_IDENTITY}
-    if config.method in ("byol", "supervised") and config.posterior.where in (None, "none"):
+    if config.method not in BAYESIAN:
         flat = {k: v for k, v in flat.items() if not k.startswith(("posterior.", "optim.log_variance_lr"))}
     return {k: v for k, v in flat.items() if k not in YOUNGER or v != YOUNGER[k]}
 
