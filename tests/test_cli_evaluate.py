@@ -105,9 +105,11 @@ def test_align_compares_with_supervised_runs(trained: dict[str, Path], tmp_path:
     found = json.loads((trained["byov"] / "results" / "alignment.json").read_text())
     assert f"{found['ceiling.spearman']:.3f}" in printed and f"{found['partial_spearman']:.3f}" in printed
     together = json.loads((trained["byov"] / "results" / "evaluation.json").read_text())
-    assert together["alignment.spearman"] == found["spearman"] and "top1" in together
-    assert "alignment.scatter" not in together and len(together["alignment.spearman_interval"]) == 2
+    assert together["align.spearman"] == found["spearman"] and "top1" in together
+    assert "align.scatter" not in together and len(together["align.spearman_interval"]) == 2
     assert (trained["byov"] / "figures" / "alignment.png").read_bytes()[:4] == b"\x89PNG"
+    assert run("evaluate", trained["byov"], "--draws", 3, "--threads", 1) == 0  # without them the numbers would be lost
+    assert "give --align too" in " ".join(capsys.readouterr().err.split())
     assert run("evaluate", trained["byov"], "--align", trained["byol"], "--threads", 1) == 2
     assert "supervised-bbb" in capsys.readouterr().err
     assert run("evaluate", trained["byov"], "--align", *others, others[0], "--threads", 1) == 2

@@ -227,7 +227,7 @@ def _evaluate(arguments: list[str]) -> int:
             agreement = _align(run, options, progress) if options.align else {}
             if agreement:
                 numbers = {k: v for k, v in agreement.items() if isinstance(v, int | float) or k.endswith("_interval")}
-                write_json(path, results | below("alignment.", numbers))
+                write_json(path, results | below("align.", numbers))
         except (KeyboardInterrupt, Interrupted):
             progress.say("interrupted: finished sections are kept; the same command goes on.")
             return INTERRUPTED
@@ -265,6 +265,7 @@ def _replaced(path: Path, options: Evaluate) -> list[str]:
         "semi": options.semi,
         "finetune": options.finetune,
         "baseline": options.baseline,
+        "align": options.align,
     }
     return [
         f"--{name}" for name, flag in asked.items() if not flag and any(key.startswith(f"{name}.") for key in before)
