@@ -19,6 +19,8 @@ from byov.cli import main
 from byov.data.resample import resized
 from byov.data.sources import open_source
 from byov.evaluation import scoring
+from byov.evaluation.run import load
+from byov.evaluation.score import Scorer
 
 SMALL = [
     *("--image-size", "16", "--optim.batch-size", "16", "--optim.epochs", "1", "--threads", "1"),
@@ -156,6 +158,18 @@ def test_killed_and_on(trained: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert not list(tmp_path.glob(".*"))
 
 
+def test_grey_images_are_scored_by_a_run_on_photographs(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "digits.parquet"
+    assert score(trained, out, "--no-page", images="digits") == 0
+    assert "digits: grey made RGB by repeating it" in capsys.readouterr().err
+    images = open_source("digits").load("test").images
+    scorer = Scorer(load(trained / "byov"), draws=3)
+    expected = scorer.scores(images.repeat(1, 3, 1, 1)).uncertainty
+    np.testing.assert_allclose(pq.read_table(out)["uncertainty"].to_numpy(), expected.numpy(), rtol=1e-5)
+
+
 def test_no_in_one_sentence(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     taken = tmp_path / "odd.parquet"
     taken.write_text("mine")
@@ -165,7 +179,6 @@ def test_no_in_one_sentence(trained: Path, tmp_path: Path, capsys: pytest.Captur
         (tmp_path / "new.csv", {"images": tmp_path / "nowhere"}, f"there is no folder {tmp_path / 'nowhere'}; check"),
         (tmp_path / "new.csv", {"images": "nowhere"}, "there is no source"),
         (tmp_path / "new.csv", {"images": taken}, "is a file; give the folder"),
-        (tmp_path / "new.csv", {"images": "digits"}, "takes images of shape"),
         (tmp_path / "new.csv", {"method": "no-run"}, "there is no run"),
     ):
         assert score(trained, out, **more) == 2  # type: ignore[arg-type]

@@ -310,7 +310,7 @@ def _score(arguments: list[str]) -> int:
     with StageProgress(Console(stderr=True, highlight=False, emoji=False)) as stages:
         progress, say = with_speed(stages), stages.say
         stream = open_stream(options.images, run.image_shape[-1], progress, say)
-        check_images(run, stream)
+        check_images(run, stream, say)
         scorer = Scorer(run, draws=options.draws, say=say)
         settings = identity(scorer, stream)
 

@@ -193,7 +193,7 @@ def test_what_cannot_be_scored_is_one_sentence(run: Run, score: str, draws: int,
     with pytest.raises(BadInput, match=word):
         candidate_scores(run, IMAGES, draws, [score])
     with pytest.raises(BadInput, match="shape"):
-        Scorer(run).scores(torch.zeros(2, 3, 4, 4))
+        Scorer(run).scores(torch.zeros(2, 1, 4, 5))
 
 
 def test_candidates_name_terms_that_there_are() -> None:

@@ -32,6 +32,8 @@ def test_grey_is_repeated_and_rgb_made_grey_as_pil_does(tmp_path: Path) -> None:
         said == "RGB made grey"
         and int((made[:, 0].int() - torch.from_numpy(np.stack(expected)).int()).abs().max()) <= 1
     )
+    fraction, _ = in_channels(run(tmp_path, 1), rgb / 255)
+    torch.testing.assert_close(fraction, made / 255, atol=0.5 / 255 + 1e-6, rtol=0)
     same, said = in_channels(run(tmp_path, 1), grey)
     assert same is grey and said is None
 

@@ -26,6 +26,7 @@ from byov.errors import BadInput
 from byov.evaluation.features import features_of
 from byov.evaluation.reference import BATCH, Bank, Moments, aligned, at_draw, constant
 from byov.evaluation.run import Run
+from byov.evaluation.subject import in_channels
 
 NEIGHBOURS = 10  # bank images an image is compared with
 SHARPNESS = 0.1  # temperature of the soft assignment to the bank, on cosines
@@ -250,7 +251,8 @@ class Scorer:
         self.bank, self.batch_size, self.say = Bank(run), batch_size, say
 
     def scores(self, images: Tensor) -> Scores:
-        """Scores of uint8 or [0, 1] images (N, C, H, W); other sides than the run's are resized first."""
+        """Scores of uint8 or [0, 1] images (N, C, H, W), converted to the channels and side of the run's."""
+        images, _ = in_channels(self.bank.run, images)
         self.bank.run.check(images)
         parts = [self._score(block) for block in torch.split(images, BLOCK)]
         uncertainty, embedding = (torch.cat(column) for column in zip(*parts, strict=True))

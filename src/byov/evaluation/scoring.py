@@ -33,6 +33,7 @@ from byov.data.stream import Chunk, Stream
 from byov.errors import BadInput
 from byov.evaluation.run import Run
 from byov.evaluation.score import Scorer, Scores
+from byov.evaluation.subject import in_channels
 from byov.files import disk_space_checked, write_atomically, write_json, write_text
 
 CHUNK_IMAGES = 2048  # weights are drawn anew for each chunk: with many images that costs nothing
@@ -119,10 +120,13 @@ def check_place(out: Path, page: bool) -> None:
         raise BadInput(f"{taken} exists already: remove it, or choose another --out.")
 
 
-def check_images(run: Run, stream: Stream) -> None:
-    """Bad input if the run takes other images, before any is decoded."""
-    decoded = torch.empty((0, stream.channels, stream.side, stream.side))
-    run.check(decoded if stream.memory is None else stream.memory.images)
+def check_images(run: Run, stream: Stream, say: Say = say_on_stderr) -> None:
+    """Bad input if the run takes other images, before any is decoded; says what is done to their channels."""
+    decoded = torch.empty((1, stream.channels, stream.side, stream.side))
+    images, converted = in_channels(run, decoded if stream.memory is None else stream.memory.images[:1])
+    run.check(images)
+    if converted:
+        say(f"{stream.name}: {converted}, as {run.folder} takes them.")
 
 
 def identity(scorer: Scorer, stream: Stream) -> dict[str, Any]:

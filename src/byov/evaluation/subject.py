@@ -78,8 +78,9 @@ def in_channels(run: Run, images: Tensor) -> tuple[Tensor, str | None]:
     if (given, wanted) == (1, 3):
         return images.expand(-1, 3, -1, -1).contiguous(), "grey made RGB by repeating it"
     if (given, wanted) == (3, 1):
-        parts = [luma(part.float()).round_().to(torch.uint8) for part in torch.split(images, BLOCK)]
-        return torch.cat(parts), "RGB made grey"
+        parts = [luma(part.float()) for part in torch.split(images, BLOCK)]
+        whole = not images.is_floating_point()
+        return torch.cat([part.round_().to(images.dtype) if whole else part for part in parts]), "RGB made grey"
     return images, None
 
 
