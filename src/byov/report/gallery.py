@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import jinja2
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -23,6 +22,7 @@ from byov.data.stream import Stream
 from byov.evaluation.duplicates import THRESHOLD, Group, near_duplicates
 from byov.evaluation.scoring import Scored
 from byov.files import write_text
+from byov.report.templates import fill
 
 EACH = 60  # images from either end of the ranking, and as many from between them
 GROUPS, MEMBERS = 24, 6  # of near-duplicates, at most
@@ -101,13 +101,6 @@ def render(
     for row in rows:
         items[row] = _item(scored, stream, row, int(rank[row]), chosen.get(row, ""))
         progress("drawing thumbnails", len(items), len(rows))
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
     alike = [
         Alike([items[row] for row in some], len(group.rows), group.cosine)
         for some, group in zip(twins, groups, strict=False)
@@ -120,7 +113,8 @@ def render(
             " to the left if they were trained on."
         )
         histograms.append(("Percentile", note, histogram(scored.percentile, (0.0, 100.0))))
-    return environment.get_template("gallery.html.j2").render(
+    return fill(
+        "gallery.html.j2",
         title=stream.name,
         facts=facts,
         count=len(scored.names),

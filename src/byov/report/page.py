@@ -7,12 +7,8 @@ and a line in `SECTIONS`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import jinja2
-from markupsafe import Markup, escape
 
 from byov.errors import BadInput
 from byov.files import write_text
@@ -28,6 +24,7 @@ from byov.report.sections.shifted import shift_section
 from byov.report.sections.summary import COLUMNS, summary_rows
 from byov.report.sections.training import monitor_section, training_section
 from byov.report.sections.uncertainty import outside_section, selective_section
+from byov.report.templates import fill
 
 __all__ = ["COLUMNS", "render", "summary_rows", "write_report"]
 
@@ -55,16 +52,9 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
 
 def render(runs: Sequence[Run]) -> str:
     """The page as HTML text."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters["code_spans"] = _code_spans
     sections = [section(runs) for section in SECTIONS]
-    return environment.get_template("template.html.j2").render(
+    return fill(
+        "template.html.j2",
         runs=runs,
         title=" · ".join(run.name for run in runs),
         legend=[_look(run, i) for i, run in enumerate(runs)],
@@ -83,8 +73,3 @@ def _look(run: Run, i: int) -> dict[str, str | int]:
     """Name, colour and dash of a run, the same wherever it is drawn."""
     dash = figures.CSS_DASHES[i % len(figures.CSS_DASHES)]
     return {"name": run.name, "slot": i % figures.SERIES, "dash": dash}
-
-
-def _code_spans(text: str) -> Markup:
-    """A sentence with `commands` set as code."""
-    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))
