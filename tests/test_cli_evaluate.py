@@ -143,3 +143,17 @@ def test_mistakes_are_told_before_the_work(
         assert run("evaluate", trained["byol"], *flags) == 2
         printed = capsys.readouterr()
         assert says in printed.err and printed.err.count("\n") == 1 and printed.out == ""
+    results = trained["byov"] / "results" / "evaluation.json"
+    results.parent.mkdir(exist_ok=True)
+    before = results.read_text() if results.exists() else None
+    for flags, says in (
+        (("--align", bayesian, bayesian), "have the same seed"),
+        (("--align", bayesian, "--draws", "1"), "at least 2"),
+        (("--align", bayesian, "--data", "digits@test"), "was trained on digits, not on digits@test"),
+        (("--align", bayesian, "--teacher"), "leave out --align or --teacher"),
+        (("--align", trained["byol"]), "align with one that was trained with --method supervised-bbb"),
+    ):
+        assert run("evaluate", trained["byov"], *flags) == 2
+        printed = capsys.readouterr()
+        assert says in printed.err and printed.err.count("\n") == 1 and printed.out == ""
+        assert (results.read_text() if results.exists() else None) == before

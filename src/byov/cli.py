@@ -187,7 +187,6 @@ def _evaluate(arguments: list[str]) -> int:
     from byov.evaluation.evaluate import evaluate, results_path
     from byov.evaluation.measures import below
     from byov.evaluation.run import load
-    from byov.evaluation.score import is_deterministic
     from byov.files import write_json
     from byov.progress import StageProgress
     from byov.training.loop import Interrupted
@@ -198,13 +197,10 @@ def _evaluate(arguments: list[str]) -> int:
         if name in arguments and not given:
             raise BadInput(f"{name} needs at least one {takes} after it.")
     _check_fetched(options.ood)
-    if len(options.align) > 2 or any(load(path).config.method != "supervised-bbb" for path in options.align):
-        raise BadInput("--align takes one or two runs of --method supervised-bbb.")
     console = Console(stderr=True, highlight=False, emoji=False)
     with disk_space_checked(options.run / "results"), StageProgress(console) as progress:
         run = load(options.run, resolve_device(options.device))
-        if options.align and is_deterministic(run):
-            raise BadInput(f"{options.run} has nothing random in its encoder, so no draws: leave out --align.")
+        supervised = _supervised(run, options)
         path = results_path(run, options.data or run.config.data, options.teacher)
         if lost := _replaced(path, options):
             progress.say(
@@ -224,7 +220,7 @@ def _evaluate(arguments: list[str]) -> int:
                 progress=progress,
                 say=progress.say,
             )
-            agreement = _align(run, options, progress) if options.align else {}
+            agreement = _align(run, supervised, options, progress) if supervised else {}
             if agreement:
                 numbers = {k: v for k, v in agreement.items() if isinstance(v, int | float) or k.endswith("_interval")}
                 write_json(path, results | below("align.", numbers))
@@ -236,7 +232,7 @@ def _evaluate(arguments: list[str]) -> int:
         if table:
             print(f"\n{table}")
     if agreement:
-        print(f"\n{tables.agreement(agreement)}\nwritten: {run.folder / 'figures' / 'alignment.png'}")
+        print(f"\n{tables.agreement(agreement)}\nwritten: {_alignment_figure(run, options)}")
     print(f"written: {path}")
     return DONE
 
@@ -272,19 +268,40 @@ def _replaced(path: Path, options: Evaluate) -> list[str]:
     ]
 
 
-def _align(run: Any, options: Evaluate, progress: Any) -> dict[str, Any]:
+def _supervised(run: Any, options: Evaluate) -> list[Any]:
+    """The runs to align with; what speaks against it is said before the work."""
+    from byov.evaluation.alignment import check
+    from byov.evaluation.run import load
+
+    if not options.align:
+        return []
+    if len(options.align) > 2:
+        raise BadInput("--align takes one or two runs of --method supervised-bbb.")
+    if options.teacher:
+        raise BadInput("--align asks about draws, and the teacher has none: leave out --align or --teacher.")
+    runs = [load(path, str(run.encoder.means.device)) for path in options.align]
+    second = runs[1] if len(runs) == 2 else None
+    check(run, runs[0], second, options.data or run.config.data, options.draws or ALIGNMENT_DRAWS)
+    return runs
+
+
+def _align(run: Any, supervised: list[Any], options: Evaluate, progress: Any) -> dict[str, Any]:
     """Figure 1b of the paper."""
     from byov.evaluation.alignment import align
-    from byov.evaluation.run import load
     from byov.report.alignment import draw_alignment
 
-    device = str(run.encoder.means.device)
-    supervised, second = (*(load(path, device) for path in options.align), None)[:2]
-    assert supervised is not None
     draws = options.draws or ALIGNMENT_DRAWS
-    found = align(run, supervised, second, options.data, draws, progress=progress, say=progress.say)
-    draw_alignment(found, run.folder / "figures" / "alignment.png")
+    second = supervised[1] if len(supervised) == 2 else None
+    found = align(run, supervised[0], second, options.data, draws, progress=progress, say=progress.say)
+    draw_alignment(found, _alignment_figure(run, options))
     return found
+
+
+def _alignment_figure(run: Any, options: Evaluate) -> Path:
+    from byov.evaluation.outside import of_source
+
+    folder: Path = run.folder / "figures"
+    return folder / f"alignment{of_source(run, options.data or run.config.data)}.png"
 
 
 def _score(arguments: list[str]) -> int:

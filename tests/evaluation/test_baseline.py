@@ -17,6 +17,14 @@ def test_differences_of_what_both_have() -> None:
     assert differences(own, other | {"draws.top1": 0.25}, still=False)["baseline.draws.top1"] == 0.25
 
 
+def test_draws_under_a_shift_are_set_beside_the_means_on_the_same_images() -> None:
+    own = {"shifts.blur.1.top1": 0.5, "shifts.blur.1.draws.top1": 0.75, "shifts.blur.1.at_means.top1": 0.25}
+    other = {"shifts.blur.1.top1": 0.25, "shifts.blur.1.at_means.top1": 0.5}
+    expected = {"baseline.shifts.blur.1.top1": 0.25, "baseline.shifts.blur.1.at_means.top1": -0.25}
+    assert differences(own, other, still=False) == expected
+    assert differences(own, other, still=True) == expected | {"baseline.shifts.blur.1.draws.top1": 0.25}
+
+
 def test_intervals_are_paired_by_image() -> None:
     """The two runs differ far less than the images do: paired, the interval is as narrow as the difference's spread."""
     g = torch.Generator().manual_seed(0)
@@ -39,7 +47,8 @@ def test_intervals_are_paired_by_image() -> None:
 
 
 def test_what_hangs_on_draws() -> None:
-    still = {"top1": 1, "selective.entropy.aurc": 1, "shifts.blur.1.top1": 1, "means.nll": 1, "settings": 1}
-    drawn = ("draws.top1", "draws_unaligned.top1", "levels.encoder.raw.variance", "selective.label_free_knn.aurc")
+    still = {"selective.label_free_knn.aurc": 1, "score.label_free_mahalanobis_at_means": 1}
+    still |= {"top1": 1, "selective.entropy.aurc": 1, "shifts.blur.1.top1": 1, "means.nll": 1, "settings": 1}
+    drawn = ("draws.top1", "draws_unaligned.top1", "levels.encoder.raw.variance", "score.label_free_mahalanobis")
     more = ("shifts.blur.1.draws.top1", "ood.noise.draws_entropy.auroc", "score.draws_entropy")
     assert without_draws(still | dict.fromkeys(drawn + more, 1)) == still

@@ -13,7 +13,7 @@ from sklearn.neighbors import NearestNeighbors
 from byov.errors import BadInput
 from byov.evaluation.reference import Bank, at_draw
 from byov.evaluation.run import Run
-from byov.evaluation.score import CANDIDATES, TERMS, Candidate, OneDraw, Scorer, candidate_scores
+from byov.evaluation.score import CANDIDATES, NEIGHBOURS, TERMS, Candidate, OneDraw, Scorer, candidate_scores
 
 IMAGES = handmade.images(7, seed=1)
 DRAWS = 4
@@ -106,6 +106,21 @@ def test_bank_images_have_themselves_for_a_neighbour(run: Run) -> None:
     distances, which = draw.nearest
     assert torch.equal(which[:, 0], torch.arange(len(bank.images)))
     assert float(distances[:, 0].max()) < 2e-3 * float(distances[:, 1:].mean())  # rounding, under a square root
+
+
+def test_a_bank_image_is_compared_with_the_others_of_the_bank(run: Run) -> None:
+    """Or it would be surer than its like: with itself at distance 0, by a tenth of its distance."""
+    bank = Bank(run)
+    places = torch.arange(len(bank.images))
+    assert torch.equal(bank.own(bank.images), places) and torch.equal(bank.own(bank.images / 255), places)
+    assert (bank.own(bank.calibration_images()) == -1).all()
+    draw = OneDraw(bank, bank.means.features, None, places)
+    apart = torch.cdist(draw.images.double(), draw.bank.double()).fill_diagonal_(torch.inf)
+    expected = apart.topk(NEIGHBOURS, largest=False).values.mean(1)
+    found = candidate_scores(run, bank.images, DRAWS, ["knn", "assignment"])
+    torch.testing.assert_close(found["knn"], expected, rtol=1e-3, atol=1e-4)
+    assert found["assignment"].isfinite().all() and float(draw.assignment.diagonal().max()) == 0
+    torch.testing.assert_close(draw.assignment.sum(1), torch.ones(len(places)))
 
 
 def test_far_images_are_less_certain(run: Run) -> None:

@@ -25,6 +25,7 @@ from byov.data.fetch import Progress
 from byov.errors import BadInput
 from byov.evaluation.features import features_of
 from byov.evaluation.measures import strict
+from byov.evaluation.outside import of_source
 from byov.evaluation.predictive import ClassPredictions, over_draws, predict_classes, work_key
 from byov.evaluation.probe import fit_probe
 from byov.evaluation.reference import BATCH, Bank, at_draw
@@ -133,7 +134,8 @@ def align(
     progress: Progress = lambda what, done, total: None,
     say: Say = say_on_stderr,
 ) -> dict[str, Any]:
-    """Aligns a run with a supervised-bbb run, on the test images of `data`; writes `RUN/results/alignment.json`.
+    """Aligns a run with a supervised-bbb run, on the test images of `data`; writes `RUN/results/alignment.json`
+    (of another source than the run's own `alignment-SOURCE.json`).
 
     Args:
         run: whose posterior is asked about; it is seen through a probe on the training images of `data`.
@@ -146,7 +148,7 @@ def align(
         resamples: of the bootstrap.
     """
     data = data or run.config.data
-    _check(run, supervised, ceiling, data, draws)
+    check(run, supervised, ceiling, data, draws)
     labelled = load_labelled(run, data, progress, say)
     if most is not None:
         labelled = replace(labelled, test=labelled.test.subset(spread(len(labelled.test), most)))
@@ -176,7 +178,7 @@ def align(
         "intervals": f"95%, percentile bootstrap over images, {resamples} resamples",
     }
     results = dict(strict(results))
-    write_json(run.folder / "results" / "alignment.json", results)
+    write_json(run.folder / "results" / f"alignment{of_source(run, data)}.json", results)
     return results
 
 
@@ -224,8 +226,8 @@ def _predictions(run: Run, data: Labelled, draws: int, progress: Progress) -> Cl
     return predict_classes(Bank(run), probe, data.test.images, draws, resumable=True, progress=progress)
 
 
-def _check(run: Run, supervised: Run, ceiling: Run | None, data: str, draws: int) -> None:
-    """What can be known before anything is computed."""
+def check(run: Run, supervised: Run, ceiling: Run | None, data: str, draws: int) -> None:
+    """Bad input if these runs cannot be aligned: known before anything is computed."""
     if draws < 2:
         raise BadInput(f"a standard deviation over draws needs at least 2 of them, not {draws}: give more --draws.")
     others = [supervised] if ceiling is None else [supervised, ceiling]

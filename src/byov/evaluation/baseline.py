@@ -15,7 +15,8 @@ from byov.metrics import bootstrap
 NOT_COMPARED = ("settings", "untrained.", "pixels.", "baseline.", "probe_")  # what is no measure of the run
 PAIRED = ("means.", "draws.")  # before the names of an image's rows; those at the means have no prefix in the results
 
-DRAWN = re.compile(r"(^|\.)(draws|levels|label_free)")  # in a name, where how many draws there are makes a difference
+# In a name, where how many draws there are makes a difference; two of the label-free scores are made at the means.
+DRAWN = re.compile(r"(^|\.)(draws|levels|label_free_(?!knn|mahalanobis_at_means))")
 
 T = TypeVar("T")
 
@@ -30,9 +31,15 @@ def differences(own: Mapping[str, Any], other: Mapping[str, Any], still: bool) -
 
     `still`: the other has nothing random, so that every draw of it would be its means, and these stand in for draws.
     """
-    other = {f"draws.{key}": value for key, value in other.items() if still} | dict(other)
+    other = {_drawn(key): value for key, value in other.items() if still} | dict(other)
     both = [key for key in own if key in other and not key.startswith(NOT_COMPARED)]
     return {f"baseline.{key}": own[key] - other[key] for key in both if _number(own[key]) and _number(other[key])}
+
+
+def _drawn(key: str) -> str:
+    """The key of the draws of which this one has the means."""
+    shifted, at_means, measure = key.partition(".at_means.")
+    return f"{shifted}.draws.{measure}" if at_means else f"draws.{key}"
 
 
 def _number(value: Any) -> bool:

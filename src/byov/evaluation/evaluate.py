@@ -35,7 +35,7 @@ from byov.evaluation.measures import (
     selective_measures,
     strict,
 )
-from byov.evaluation.outside import OOD_IMAGES, check_sources, outside_images, outside_measures, plain_name
+from byov.evaluation.outside import OOD_IMAGES, check_sources, of_source, outside_images, outside_measures, plain_name
 from byov.evaluation.probes import (
     HELD_OUT,
     KNN_K,
@@ -124,8 +124,7 @@ def fingerprint(data: ImageSet) -> str:
 
 def results_path(run: Run, data: str, teacher: bool) -> Path:
     """`evaluation.json` is the student on the run's own data; anything else has a name of its own."""
-    another = "" if data == run.config.data else f"-{plain_name(data)}"
-    return run.folder / "results" / f"evaluation{another}{'-teacher' if teacher else ''}.json"
+    return run.folder / "results" / f"evaluation{of_source(run, data)}{'-teacher' if teacher else ''}.json"
 
 
 def _possible(run: Run, wanted: Wanted, say: Say) -> Wanted:

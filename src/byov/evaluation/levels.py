@@ -25,6 +25,7 @@ def level_measures(subject: Subject, draws: int) -> Measures:
     for name, level in levels.items():
         for kind, outputs in zip(Level._fields, level, strict=True):
             variance = outputs.variance.mean(1)
-            found[f"levels.{name}.{kind}.variance"] = float(variance.mean())
-            found[f"levels.{name}.{kind}.error_auroc"] = auroc(variance, errors)
+            one = draws == 1  # of which there is no variance
+            found[f"levels.{name}.{kind}.variance"] = None if one else float(variance.mean())
+            found[f"levels.{name}.{kind}.error_auroc"] = None if one else auroc(variance, errors)
     return found

@@ -11,6 +11,7 @@ from byov.data.decoded import Say
 from byov.data.sources import open_source
 from byov.errors import BadInput
 from byov.evaluation.measures import Measures, Scores, below, ood_measures
+from byov.evaluation.run import Run
 from byov.evaluation.subject import Subject, in_channels, spread
 from byov.evaluation.uncertainties import pass_draws, scores_at_means
 
@@ -20,6 +21,11 @@ OOD_IMAGES = 2000  # at most, of a source: an AUROC of .9 is then known to .005
 def plain_name(spec: str) -> str:
     """A source's name as a part of a key or of a file's name."""
     return re.sub(r"\W+", "-", spec).strip("-")
+
+
+def of_source(run: Run, data: str) -> str:
+    """What the name of a file about this source ends in: nothing for the run's own."""
+    return "" if data == run.config.data else f"-{plain_name(data)}"
 
 
 def check_sources(specs: Sequence[str], side: int) -> None:

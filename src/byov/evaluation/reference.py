@@ -143,6 +143,18 @@ class Bank:
         write_atomically(path, lambda temporary: save_file({name: tensor}, temporary))
         return tensor
 
+    def own(self, images: Tensor) -> Tensor:
+        """(images,) int64: where in the bank an image stands that is a part of it, -1 for any other.
+
+        Told by pixels, as the network sees them: of a bank image and its copies one is theirs.
+        """
+        return torch.tensor([self._places.get(key, -1) for key in _keys(images)], dtype=torch.int64)
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        keys = self.kept("pixels", lambda: torch.tensor(_keys(self.images))).tolist()
+        return {key: place for place, key in enumerate(keys)}
+
     # --------------------------------------------------------------------------------------------------------- images
 
     @cached_property
@@ -187,6 +199,13 @@ class Bank:
             for name, tensor in posterior.tensors().items():
                 sha.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
         return sha.hexdigest()[:16]
+
+
+def _keys(images: Tensor) -> list[int]:
+    """A hash of each image's pixels, uint8 or in [0, 1]; 64 bits, signed, as a tensor holds them."""
+    pixels = images if images.dtype == torch.uint8 else (images * 255).round().to(torch.uint8)
+    hashes = (hashlib.blake2b(image.tobytes(), digest_size=8) for image in pixels.cpu().contiguous().numpy())
+    return [int.from_bytes(each.digest(), "little", signed=True) for each in hashes]
 
 
 def source_images(run: Run, fingerprint: str | None) -> Tensor:

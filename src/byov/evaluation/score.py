@@ -2,7 +2,8 @@
 
 A candidate is a function of a few terms, each a function of one draw and averaged over draws; so all of them are
 streaming, and one pass over the draws serves as many as one likes. Within a draw, features are aligned (standardised on
-the bank, then given back the bank's spread at the means) and centred on the bank.
+the bank, then given back the bank's spread at the means) and centred on the bank. An image that is in the bank itself
+is compared with the others there: it would otherwise be surer than its like, for no reason but that it was chosen.
 
     scorer = Scorer(byov.load("runs/mine"))
     for chunk in chunks:
@@ -36,10 +37,15 @@ DEFAULT, DEFAULT_AT_MEANS = "neighbours", "knn"  # for a run that has a posterio
 
 
 class OneDraw:
-    """Images and bank as one draw sees them; what several terms need is computed once."""
+    """Images and bank as one draw sees them; what several terms need is computed once.
 
-    def __init__(self, bank: Bank, raw: Tensor, k: int | None) -> None:
+    `own`: where in the bank each image stands itself (`Bank.own`), -1 if it does not; unset: none does.
+    """
+
+    def __init__(self, bank: Bank, raw: Tensor, k: int | None, own: Tensor | None = None) -> None:
         self.raw = raw
+        rows = torch.empty(0, dtype=torch.int64) if own is None else (own >= 0).nonzero()[:, 0]
+        self._selves = (rows, rows if own is None else own[rows])
         of, spread = bank.at(k).moments, bank.means.moments.std
         centred = Moments(torch.zeros_like(spread), spread)
         self.images = aligned(raw, of, centred)
@@ -48,15 +54,17 @@ class OneDraw:
 
     @cached_property
     def cosines(self) -> Tensor:
-        """(images, bank)."""
-        return normalize(self.images, dim=1) @ normalize(self.bank, dim=1).T
+        """(images, bank); of an image with itself -inf."""
+        found = normalize(self.images, dim=1) @ normalize(self.bank, dim=1).T
+        return found.index_put_(self._selves, torch.tensor(-torch.inf, dtype=found.dtype))
 
     @cached_property
     def nearest(self) -> tuple[Tensor, Tensor]:
         """Distances to the nearest bank images, and which these are: (images, NEIGHBOURS) each."""
         ours, theirs = self.images.square().sum(1, keepdim=True), self.bank.square().sum(1)
         squares = torch.addmm(theirs + ours, self.images, self.bank.T, alpha=-2)
-        found, which = squares.topk(min(NEIGHBOURS, len(self.bank)), dim=1, largest=False)
+        squares.index_put_(self._selves, torch.tensor(torch.inf, dtype=squares.dtype))
+        found, which = squares.topk(min(NEIGHBOURS, len(self.bank) - 1), dim=1, largest=False)
         return found.clamp_(min=0).sqrt_(), which
 
     @cached_property
@@ -195,13 +203,14 @@ def _score_block(
     run, chosen = bank.run, {name: CANDIDATES[name] for name in names}
     still = {term for c in chosen.values() if not c.least_draws for term in c.terms}
     moving = {term for c in chosen.values() if c.least_draws for term in c.terms}
-    at_means = OneDraw(bank, embedding, None)
+    own = bank.own(images)
+    at_means = OneDraw(bank, embedding, None, own)
     fixed = {term: TERMS[term](at_means).double() for term in still}
     totals: dict[str, Tensor] = {}
     for k in range(draws if moving else 0):
         with at_draw(run.encoder, run.config.seed, k):
             raw = features_of(run.encoder, images, batch_size)
-        draw = OneDraw(bank, raw, k)
+        draw = OneDraw(bank, raw, k, own)
         for term in moving:
             value = TERMS[term](draw)
             totals[term] = totals[term].add_(value) if term in totals else value.double()

@@ -22,7 +22,10 @@ def shift_names(subject: Subject) -> list[str]:
 
 
 def shift_measures(subject: Subject, name: str, draws: int, advance: Callable[[int], None]) -> Measures:
-    """`shifts.NAME.SEVERITY.*`; with draws also `.draws.*`, and at the means on the same images `.at_means.*`."""
+    """`shifts.NAME.SEVERITY.*`; with draws also `.draws.*`, and in any case `.at_means.*` on the images that these see.
+
+    So a run with draws can be set beside one that has none.
+    """
     chosen = spread(len(subject.data.test), IMAGES)
     images, labels = subject.test_images[chosen], subject.data.test_labels[chosen]
     drawn = spread(len(chosen), DRAWN_IMAGES)
@@ -31,10 +34,10 @@ def shift_measures(subject: Subject, name: str, draws: int, advance: Callable[[i
         now = shifted(images, chosen, name, severity, SEED)
         probabilities = subject.probe.probabilities(features_of(subject.encoder, now))
         measures = class_measures(probabilities, labels)
+        measures |= below("at_means.", class_measures(probabilities[drawn], labels[drawn]))
         if draws and subject.bank is not None:
             over = predict_classes(subject.bank, subject.probe, now[drawn], min(draws, DRAWS)).aligned
             measures |= below("draws.", predictive_measures(over, labels[drawn]))
-            measures |= below("at_means.", class_measures(probabilities[drawn], labels[drawn]))
         found |= below(f"shifts.{name}.{severity}.", measures)
         advance(severity)
     return found
@@ -43,5 +46,5 @@ def shift_measures(subject: Subject, name: str, draws: int, advance: Callable[[i
 def shift_settings(subject: Subject, draws: int) -> Measures:
     """What the numbers hang on."""
     images = min(len(subject.data.test), IMAGES)
-    found: Measures = {"images": images, "seed": SEED, "side": subject.side}
-    return found | ({"drawn_images": min(images, DRAWN_IMAGES), "draws": min(draws, DRAWS)} if draws else {})
+    found: Measures = {"images": images, "seed": SEED, "side": subject.side, "drawn_images": min(images, DRAWN_IMAGES)}
+    return found | ({"draws": min(draws, DRAWS)} if draws else {})
