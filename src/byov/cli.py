@@ -404,9 +404,7 @@ def _prune(arguments: list[str]) -> int:
         try:
             results = prune(run, options.out, how, options.data, options.curve, stages, stages.say, train)
         except Interrupted as interruption:
-            stages.say(
-                f"{interruption}: {options.out} is saved; `byov train --out {options.out} --resume` trains it on."
-            )
+            stages.say(f"{interruption}: {options.out} is saved; the same command goes on.")
             return INTERRUPTED
         picture = draw_pruning(results, options.out / "figures" / "pruning.png")
     print(tables.pruned(results))

@@ -72,6 +72,7 @@ def everything(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor], l
     said: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "shift_names", lambda subject: SOME_SHIFTS)
+        patch.setattr("byov.evaluation.finetune.STEPS", 1)
         made = evaluate(
             byov.load(folder / "byov"),
             draws=4,
@@ -98,9 +99,11 @@ def test_every_section_is_there_as_strict_json(everything, folder: Path) -> None
     keys = {"top1", "adaptive_ece", "aurc", "temperature", "scaled.ece", "recall_at_1", "knn", "bins", "median_sigma"}
     keys |= {"selective.energy.aurc", "selective.mahalanobis.r_auroc", "selective.label_free_neighbours.r_auroc"}
     keys |= {"draws.top1", "draws_unaligned.ece", "draws.mutual_information", "draws.selective.predictive_std.aurc"}
-    keys |= {"levels.projector.aligned.variance", "semi.1.top1", "semi.10.ece", "untrained.semi.1.top1", "finetune.nll"}
+    keys |= {"levels.projector.aligned.variance", "semi.1.top1", "semi.10.ece", "untrained.semi.1.top1"}
+    keys |= {"finetune.nll", "untrained.finetune.top1"}
     keys |= {"shifts.shear.3.top1", "shifts.blur.5.draws.mutual_information", "shifts.shear.1.at_means.brier"}
     keys |= {"baseline.top1", "baseline.top1_interval", "baseline.draws.nll_interval", "baseline.shifts.blur.1.ece"}
+    keys |= {"baseline.shifts.blur.1.draws.brier", "baseline.finetune.top1"}
     assert keys <= set(made), keys - set(made)
     assert next(iter(made)) == "top1"
     assert all(row.shape == (TEST,) for row in rows.values()) and float(rows["means.top1"].mean()) == made["top1"]

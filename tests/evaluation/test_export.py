@@ -110,6 +110,7 @@ def test_onnx_with_a_class_token_any_batch_and_without_pruned_units(run, images:
     assert tensors["backbone.blocks.0.mlp.0.weight"].shape == (32, 16)
     assert tensors["backbone.blocks.0.attention.qkv.weight"].shape == (24, 16)
     path = export(pruned, "onnx")
+    assert b".py" not in path.read_bytes()  # no trace of where it was made
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     for count in (1, 7):
         (features,) = session.run(["features"], {"images": images[:count].numpy()})

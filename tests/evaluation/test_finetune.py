@@ -35,6 +35,11 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
     return Subject(run, run.encoder, load_labelled(run, "digits", lambda *what: None), 8, lambda *what: None)
 
 
+@pytest.fixture(autouse=True)
+def three_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finetune, "STEPS", 1)
+
+
 def tuned(subject: Subject, folder: Path, monkeypatch: pytest.MonkeyPatch, lr: float) -> dict[str, float]:
     monkeypatch.setattr(finetune, "OPTIM", replace(finetune.OPTIM, lr=lr, batch_size=16))
     return finetune_measures(subject, folder, lambda text: None)
@@ -69,6 +74,24 @@ def test_it_goes_on_where_it_stopped_and_leaves_the_run_alone(
         assert tuned(subject, tmp_path / "stopped", monkeypatch, lr=1e-3) == expected
     assert steps == [1, 2, 3, 4, 5, 6, *range(5, 13)]  # 3 epochs of 4 steps
     assert last.read_bytes() == before and torch.equal(subject.run.features(subject.data.test.images), features)
+
+
+def test_few_images_are_passed_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    for images, epochs in ((50_000, 3), (10_000, 13), (1370, 100), (100, 1000)):
+        assert finetune.finetuning(images)["epochs"] == epochs  # 1,000 steps of 128 images, or 3 epochs
+        assert epochs * max(1, images // 128) >= 1000
+
+
+def test_an_untrained_encoder_starts_from_its_own_weights_and_probe(
+    subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the tuned run it says what the pretraining was worth."""
+    beginner = replace(subject, encoder=subject.run.untrained_encoder())
+    probe = class_measures(beginner.probe.probabilities(beginner.test_features), subject.data.test_labels)
+    still, moved = (tuned(beginner, tmp_path / str(lr), monkeypatch, lr) for lr in (0.0, 1e-3))
+    assert still["finetune.nll"] == pytest.approx(probe["nll"], rel=1e-4) != moved["finetune.nll"]
+    assert still["finetune.nll"] != tuned(subject, tmp_path / "run", monkeypatch, 0.0)["finetune.nll"]
 
 
 def test_what_is_pruned_stays_so(subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

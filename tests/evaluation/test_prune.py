@@ -24,7 +24,7 @@ from byov.metrics import top_k_accuracy
 from byov.report.page import write_report
 from byov.report.pruning import draw_pruning
 from byov.training import checkpoints
-from byov.training.loop import subset
+from byov.training.loop import Interrupted, subset
 from byov.training.run import prepare
 
 SMALL = Config(
@@ -176,3 +176,37 @@ def test_what_is_there_is_not_overwritten(run, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="--curve"):
         prune(run, tmp_path / "other", Pruning("snr", 0.5), curve=(1.0,))
     assert [p.name for p in tmp_path.iterdir()] == ["there"]
+
+
+def test_rounds_that_were_stopped_go_on(run, tmp_path: Path) -> None:
+    how = Pruning("snr", 0.8, rounds=3, epochs=1)
+    whole = prune(run, tmp_path / "whole", how, curve=())
+    out, rounds = tmp_path / "stopped", iter(range(3))
+
+    def stop_in_the_second(trainer) -> None:
+        if next(rounds) == 1:
+            trainer._advance()
+            trainer.save()
+            raise Interrupted("SIGINT")
+        trainer.run()
+
+    with pytest.raises(Interrupted):
+        prune(run, out, how, curve=(), train=stop_in_the_second)
+    assert not (out / "results" / "pruning.json").exists()
+    with pytest.raises(BadInput, match="of other settings that was stopped"):
+        prune(run, out, replace(how, sparsity=0.9), curve=())
+    found = prune(run, out, how, curve=())
+    assert [row["sparsity"] for row in found["rounds"]] == [row["sparsity"] for row in whole["rounds"]]
+    assert found["top1"] == whole["top1"] and found["settings"] == whole["settings"]
+    one, other = (checkpoints.load(folder / LAST)[0] for folder in (tmp_path / "whole", out))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    with pytest.raises(BadInput, match="exists already"):
+        prune(run, out, how, curve=())
+
+
+def test_images_of_other_channels_are_converted(run, tmp_path: Path) -> None:
+    colour = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
+    labels = np.arange(40) % 4
+    np.savez(tmp_path / "colour.npz", x_train=colour, y_train=labels, x_test=colour, y_test=labels)
+    found = prune(run, tmp_path / "out", Pruning("snr", 0.5), data=f"npz:{tmp_path / 'colour.npz'}", curve=())
+    assert 0 <= found["refitted.top1"] <= 1

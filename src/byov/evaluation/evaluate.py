@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -169,8 +169,7 @@ class _Evaluation:
         if wanted.shifts:
             results |= self._shifts()
         if wanted.finetune:
-            place = self.kept.place("finetune", finetuning())
-            results |= self._measures("finetune", finetuning(), partial(finetune_measures, own, place, self.say))
+            results |= self._finetuned("", own) | self._finetuned("untrained.", self.untrained)
         return results | {"settings": self._settings()}, rows
 
     def _at_means(self) -> tuple[Measures, dict[str, Tensor]]:
@@ -178,7 +177,7 @@ class _Evaluation:
         run, side = self.run, self.own.side
         subjects = {
             "means": self.own,
-            "untrained": self._subject(run.untrained_encoder(), side, "untrained encoder"),
+            "untrained": self.untrained,
             "pixels": self._subject(nn.Flatten(), min(side, PIXELS), "raw pixels"),
         }
         results: Measures = {}
@@ -233,6 +232,11 @@ class _Evaluation:
             results |= self._measures(f"shift-{name}", shift_settings(self.own, draws), make)
         return results
 
+    def _finetuned(self, prefix: str, subject: Subject) -> Measures:
+        name, settings = f"{prefix}finetune", finetuning(len(self.data.train))
+        place = self.kept.place(name, settings)
+        return below(prefix, self._measures(name, settings, partial(finetune_measures, subject, place, self.say)))
+
     def _measures(self, name: str, settings: Any, make: Callable[[], Measures]) -> Measures:
         """A section without rows of images."""
         return self.kept(name, settings, lambda: Section(make())).measures
@@ -262,7 +266,7 @@ class _Evaluation:
         if wanted.semi:
             settings["semi"] = {"labels": self._write_lists().name}
         if wanted.finetune:
-            settings["finetune"] = finetuning()
+            settings["finetune"] = finetuning(len(data.train))
         return settings
 
     def _write_lists(self) -> Path:
@@ -274,6 +278,11 @@ class _Evaluation:
         chosen = {f"{percent}%": data.train_ids[images].tolist() for percent, images in lists}
         write_json(path, {"source": data.name, "split": "train", **chosen})
         return path
+
+    @cached_property
+    def untrained(self) -> Subject:
+        """The same encoder with the random weights it began with."""
+        return self._subject(self.run.untrained_encoder(), self.own.side, "untrained encoder")
 
     def _subject(self, encoder: nn.Module, side: int, name: str, bank: Bank | None = None) -> Subject:
         def progress(what: str, done: int, total: int) -> None:

@@ -143,6 +143,7 @@ def _write_onnx(encoder: nn.Module, header: Mapping[str, Any], out: Path) -> Non
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise BadInput(f"torch cannot export this encoder ({reason}): use --format safetensors.") from error
     assert program is not None
+    _forget_origins(program.model)
     program.model.metadata_props[HEADER] = json.dumps(header)
 
     def write(temporary: Path) -> None:
@@ -153,6 +154,15 @@ def _write_onnx(encoder: nn.Module, header: Mapping[str, Any], out: Path) -> Non
             _check("the ONNX file", torch.from_numpy(features), encoder(images))
 
     write_atomically(out, write)
+
+
+def _forget_origins(model: Any) -> None:
+    """Takes out where each operation comes from: a third of the file, with paths of this machine's Python files."""
+    for graph in (model.graph, *model.functions.values()):
+        for node in graph.all_nodes():
+            node.doc_string = None
+            for named in (node, *node.outputs):
+                named.metadata_props.clear()
 
 
 @contextmanager

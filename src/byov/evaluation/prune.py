@@ -3,7 +3,8 @@
 The curve is the paper's: at each sparsity the weights are taken out of the encoder at its means, nothing is trained,
 and the images go through the probe of the unpruned encoder (and through one fitted anew). The pruned run is a run like
 any other; its checkpoint holds the masks, and training it (rounds here, `--extend` later) keeps them. A round starts
-the recipe's schedules anew: at the learning rate where they ended, nothing would move.
+the recipe's schedules anew: at the learning rate where they ended, nothing would move. What is stopped between or in
+its rounds goes on in the next call with the same settings.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from byov.evaluation.probe import Probe, fit_probe
 from byov.evaluation.pruning import Masks, Pruning, choose_masks, prunable_weights, sparsity_of
 from byov.evaluation.run import Run, load
 from byov.evaluation.structured import compact
+from byov.evaluation.subject import in_channels
 from byov.files import write_json, write_text
 from byov.metrics import ece, top_k_accuracy
 from byov.training import checkpoints
@@ -45,6 +47,7 @@ from byov.training.processes import started
 from byov.training.run import prepare
 
 LAST = Path("checkpoints") / "last.safetensors"
+PARTIAL = Path("results") / "pruning.partial.json"  # while it works: settings, the round begun, and those that are done
 KEPT_FILES = (Path("metrics.jsonl"), Path("posterior.jsonl"), Path("summary.json"), REFERENCE)
 CURVE = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 UNLABELLED = 2000  # images that stand for all where there are no labels
@@ -62,21 +65,20 @@ def prune(
     train: Callable[[Trainer], object] = lambda trainer: trainer.run(),
 ) -> dict[str, Any]:
     """Writes the pruned run to `out`, with `results/pruning.json`, which it returns. `data`: what it is measured on."""
-    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise BadInput(f"{out} exists already: choose another --out.")
+    data = data or run.config.data
+    kept = _kept(out, {"from": str(run.folder), "step": run.step, "data": data, **asdict(how)})
     if not all(0 <= point < 1 for point in curve):
         raise BadInput("--curve takes sparsities from 0 to below 1.")
     if how.epochs and started() != (1, 1):
         raise BadInput("byov prune trains in one process: start it without torchrun or srun.")
     tensors, state = checkpoints.load(run.folder / LAST)
-    before = checkpoints.part(tensors, "mask.")
+    before = _masks(run.folder)
     prunable = prunable_weights(run.learner.posterior, how.part)
     start = sparsity_of(before, prunable)
     if how.sparsity <= start:
         raise BadInput(f"{run.folder} has {start:.0%} of these weights pruned already: give a larger --sparsity.")
     masks = choose_masks(run.learner.posterior, how, how.sparsity_after(1, start), before)
 
-    data = data or run.config.data
     points = sorted({s for s in curve if s > start} | {how.sparsity})
     judge = Judge(run, data, 1 + len(points) + how.rounds * (how.epochs > 0), progress, say)
     unpruned = encoder_of(run)
@@ -86,33 +88,44 @@ def prune(
         rows.append({"sparsity": sparsity_of(at, prunable)} | judge.measures(without(unpruned, at)))
 
     config = _retraining(run.config, how.epochs) if how.epochs else run.config
-    state = _restarted(state, config) if how.epochs else state
-    _write_run(run.folder, out, config, pruned(tensors, masks), state)
-    rounds = []
-    for number in range(1, how.rounds + 1) if how.epochs else ():
-        if number > 1:
-            masks = _prune_on(_opened(run, out), how, how.sparsity_after(number, start), masks)
+    if not kept["begun"]:
+        _write_run(run.folder, out, config, pruned(tensors, masks), _restarted(state, config) if how.epochs else state)
+        kept["begun"] = 1
+    rounds = kept["rounds"]
+    for number in range(len(rounds) + 1, how.rounds + 1) if how.epochs else ():
+        if number > kept["begun"]:
+            _prune_on(_opened(run, out), how, how.sparsity_after(number, start))
+            kept["begun"] = number
+        write_json(out / PARTIAL, kept)
         device, threads = run.encoder.means.device.type, torch.get_num_threads()
         here = replace(config, device=device, threads=threads)
         train(prepare(here, out, resume=True, progress=progress, say=say))
         measures = judge.measures(encoder_of(_opened(run, out)))
-        rounds.append({"sparsity": sparsity_of(masks, prunable), "epochs": how.epochs} | measures)
+        rounds.append({"sparsity": sparsity_of(_masks(out), prunable), "epochs": how.epochs} | measures)
+        write_json(out / PARTIAL, kept)
     results: dict[str, Any] = dict(rounds[-1] if rounds else rows[1 + points.index(how.sparsity)])  # as the run is now
     results |= {"curve": rows, "rounds": rounds}
     results |= _costs(
-        unpruned, encoder_of(_opened(run, out)), masks, prunable, resized(judge.tested[:BATCH], judge.side)
+        unpruned, encoder_of(_opened(run, out)), _masks(out), prunable, resized(judge.tested[:BATCH], judge.side)
     )
-    results["settings"] = {
-        "from": str(run.folder),
-        "step": run.step,
-        "data": data,
-        "images": len(judge.tested),
-        "prunable": "weights of Linear layers and convolutions",
-        **asdict(how),
-    }
+    measured = {"images": len(judge.tested), "prunable": "weights of Linear layers and convolutions"}
+    results["settings"] = kept["settings"] | measured
     write_json(out / "results" / "pruning.json", results)
+    (out / PARTIAL).unlink(missing_ok=True)
     _tell_spread(_opened(run, out))
     return results
+
+
+def _kept(out: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """What a call with the same settings has done before it was stopped; anything else in the place is bad input."""
+    if (out / PARTIAL).is_file():
+        kept: dict[str, Any] = json.loads((out / PARTIAL).read_text(encoding="utf-8"))
+        if kept["settings"] == settings:
+            return kept
+        raise BadInput(f"{out} holds a pruning of other settings that was stopped: choose another --out, or remove it.")
+    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+        raise BadInput(f"{out} exists already: choose another --out.")
+    return {"settings": settings, "begun": 0, "rounds": []}
 
 
 def _tell_spread(run: Run) -> None:
@@ -180,12 +193,16 @@ def _write_run(
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _prune_on(run: Run, how: Pruning, sparsity: float, before: Masks) -> dict[str, Tensor]:
-    """Prunes a run in its place, before another round; returns the masks."""
-    masks = choose_masks(run.learner.posterior, how, sparsity, before)
+def _prune_on(run: Run, how: Pruning, sparsity: float) -> None:
+    """Prunes a run in its place, before another round."""
+    masks = choose_masks(run.learner.posterior, how, sparsity, _masks(run.folder))
     tensors, state = checkpoints.load(run.folder / LAST)
     checkpoints.save(run.folder / LAST, pruned(tensors, masks), _restarted(state, run.config))
-    return masks
+
+
+def _masks(folder: Path) -> dict[str, Tensor]:
+    """The masks of a run that is pruned."""
+    return checkpoints.part(checkpoints.load(folder / LAST)[0], "mask.")
 
 
 # -------------------------------------------------------------------------------------------------------- what it costs
@@ -233,7 +250,8 @@ class Judge:
 def _images(run: Run, data: str, progress: Progress, say: Say) -> tuple[ImageSet | None, ImageSet]:
     """Images to fit a probe on (None where there are no labels for it, or all are the same) and images to test on."""
     source = open_source(data, run.image_shape[-1])
-    sets = [source.load(split, progress, say) for split in source.splits]
+    loaded = [source.load(split, progress, say) for split in source.splits]
+    sets = [replace(one, images=in_channels(run, one.images)[0]) for one in loaded]
     for one in sets:
         run.check(one.images)
     labels = sets[0].labels
