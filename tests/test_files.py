@@ -44,5 +44,7 @@ def test_what_json_does_not_know_is_refused(tmp_path: Path, value: float) -> Non
 def test_no_space_is_also_known_in_the_words_of_a_rust_library(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no space left"), files.disk_space_checked(tmp_path):
         raise RuntimeError("I/O error: No space left on device (os error 28)")
+    with pytest.raises(PermissionError, match="denied"), files.disk_space_checked(tmp_path):
+        raise RuntimeError("I/O error: Permission denied (os error 13)")
     with pytest.raises(RuntimeError, match="else"), files.disk_space_checked(tmp_path):
         raise RuntimeError("something else (os error 280)")

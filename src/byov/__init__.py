@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from byov.evaluation.run import load
     from byov.posterior import Posterior
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Posterior", "load", "metrics", "priors", "schedules"]
 
 # Loaded on first use, so that `import byov` and `byov --help` do not wait for torch.

@@ -351,7 +351,7 @@ def _score(arguments: list[str]) -> int:
             return INTERRUPTED
     print(tables.oddest(scored.names, scored.uncertainty, scored.percentile))
     if scored.percentile is not None and run.config.calibration is not None:
-        print(f"(percentile: among the {run.config.calibration:,} images that were set aside when the run was trained)")
+        print(tables.percentile_note(run.config.calibration))
     print(f"written: {options.out}" + (f", {page_path(options.out)}" if options.page else ""))
     return DONE
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,19 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextlib.contextmanager
 def disk_space_checked(path: Path) -> Iterator[None]:
-    """Turns "no space left" (also as a Rust library words it) into a sentence for the user."""
+    """Turns "no space left" into a sentence for the user, and what a Rust library says of the system into OSError."""
     try:
         yield
     except Exception as error:
-        code = getattr(error, "errno", None)
-        if code in NO_SPACE or any(f"os error {number})" in str(error) for number in NO_SPACE):
+        told = re.search(r"\(os error (\d+)\)", str(error))
+        code: int = int(told[1]) if told else getattr(error, "errno", None) or 0
+        if code in NO_SPACE:
             raise BadInput(
                 f"no space left to write {path}: free some disk space and run the command again "
                 "(a training run goes on with --resume); what was written before is whole."
             ) from error
+        if told and code in errno.errorcode:
+            raise OSError(code, os.strerror(code), str(path)) from error
         raise
 
 

@@ -22,6 +22,13 @@ def grid(rows: Sequence[Sequence[str]], align: str) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+def percentile_note(calibration: int) -> str:
+    """What the percentiles are of, and how well they are known where that is not well."""
+    count = "one image that was" if calibration == 1 else f"{calibration:,} images that were"
+    rough = f"; with so few, one near 50 is known to {50 / calibration**0.5:.0f} points" if calibration < 100 else ""
+    return f"(percentile: among the {count} set aside when the run was trained{rough})"
+
+
 def oddest(names: Sequence[str], uncertainty: Any, percentile: Any, count: int = 5) -> str:
     """A small table: the images that the run is least sure of."""
     rows = [

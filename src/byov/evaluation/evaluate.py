@@ -353,4 +353,4 @@ def _read(path: Path) -> dict[str, Any]:
         tree = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return tree if isinstance(tree, dict) else {}
+    return tree if isinstance(tree, dict) and isinstance(tree.get("settings"), dict) else {}
