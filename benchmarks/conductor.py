@@ -125,7 +125,7 @@ def interleave(variants: Sequence[Variant], rounds: int, steps: int = 1, warmup:
 
 
 def fastest(candidates: Sequence[Variant], rounds: int = 2, steps: int = 1) -> Variant:
-    """The candidate with the least time in a short run: a peer plays at its best setting."""
+    """The candidate with the least time in a short run: byov and its peers play at their best settings."""
     if len(candidates) == 1:
         return candidates[0]
     times = interleave(candidates, rounds, steps)

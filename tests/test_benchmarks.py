@@ -10,6 +10,7 @@ import pytest
 ROOM = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.append(str(ROOM))  # its files are scripts, not a package
 
+import bayesian_step  # noqa: E402
 import conductor  # noqa: E402
 import run  # noqa: E402
 import table  # noqa: E402
@@ -36,7 +37,7 @@ def test_a_turn_counts_its_steps_on() -> None:
 
 def results(help_seconds: float) -> dict:
     numbers = {
-        "seconds": {"byov --help": (help_seconds, 0.1, 0.5)},
+        "seconds": {"byov --help": (help_seconds, 0.9 * help_seconds, 1.1 * help_seconds)},
         "import_ratio": (1.1, 1.0, 1.2),
     }
     machine = {"cpu": "a CPU", "cores": 2, "memory_gib": 24.0, "python": "3.11", "versions": {"torch": "2.13.0"}}
@@ -76,3 +77,33 @@ def test_the_predictive_counts_the_bank_only_in_words() -> None:
     assert [row.missed for row in rows] == [False, True, False, True]
     assert "0.960x where the 500 images of the bank" in rows[1].note
     assert rows[3].note == "424 against 400 MiB"
+
+
+def test_byovs_own_way_is_chosen_before_the_measured_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way that is chosen plays for the bar, also where the other one was luckier in the measured run."""
+    chosen, lucky = bayesian_step.OURS
+    asked: list[list[str]] = []
+
+    def fastest(candidates: list[conductor.Variant], steps: int) -> conductor.Variant:
+        asked.append([candidate.name for candidate in candidates])
+        return candidates[0]
+
+    def interleave(variants: list[conductor.Variant], rounds: int, steps: int) -> dict[str, list[float]]:
+        return {variant.name: [1.0 if variant.name == lucky else 2.0] * rounds for variant in variants}
+
+    monkeypatch.setattr(bayesian_step, "fastest", fastest)
+    monkeypatch.setattr(bayesian_step, "interleave", interleave)
+    measured = bayesian_step.measure(quick=True)
+    assert asked.count([chosen, lucky]) == len(measured)  # for each size
+    assert all(it["ours"] == chosen and it["speedup"]["blitz"][0] == 1.0 for it in measured.values())
+    notes = [row.note for row in table.rows({"bayesian_step": measured}) if row.against == "deterministic step"]
+    assert notes == [chosen] * len(measured)
+    assert f"{lucky} (for information)" in table._details({"bayesian_step": measured})
+    assert f"{chosen} (for information)" not in table._details({"bayesian_step": measured})
+
+
+def test_a_bar_within_the_spread_is_missed_by_less_than_it() -> None:
+    assert "not explained yet" in table._misses([table.Row("a", "b", 1.1, spread=(1.06, 1.2), bar=table.most(1.05))])
+    assert "less than its own spread" in table._misses(
+        [table.Row("a", "b", 1.1, spread=(1.0, 1.2), bar=table.most(1.05))]
+    )
