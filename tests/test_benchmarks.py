@@ -12,6 +12,7 @@ sys.path.append(str(ROOM))  # its files are scripts, not a package
 
 import bayesian_step  # noqa: E402
 import conductor  # noqa: E402
+import memory  # noqa: E402
 import run  # noqa: E402
 import table  # noqa: E402
 
@@ -107,3 +108,22 @@ def test_a_bar_within_the_spread_is_missed_by_less_than_it() -> None:
     assert "less than its own spread" in table._misses(
         [table.Row("a", "b", 1.1, spread=(1.0, 1.2), bar=table.most(1.05))]
     )
+
+
+def test_memory_is_the_ratio_of_the_least_peaks_and_its_spread_all_runs() -> None:
+    found = memory.compare({"a": [(100.0, 300.0), (100.0, 330.0)], "b": [(100.0, 200.0), (100.0, 220.0)]}, "b")
+    assert found["ratio"]["a"] == 1.5
+    assert found["spread"]["a"] == (300 / 220, 330 / 200)
+    assert found["ratio_above_imports"]["a"] == 2.0
+
+
+def test_memory_at_21M_weights_stands_beside_our_byol_with_its_miss() -> None:
+    small = memory.compare({name: [(100.0, 200.0)] for name in memory.VARIANTS}, memory.PLAIN)
+    large = memory.compare({memory.BYOL: [(100.0, 300.0)], memory.BYOV: [(100.0, 450.0)]}, memory.BYOL)
+    batches = {str(batch): large for batch in memory.BATCHES}
+    rows = table.rows({"memory": small | {"large": batches}})
+    assert [row.missed for row in rows] == [False, False, True, True]
+    assert all(row.spread == (1.5, 1.5) for row in rows[2:])
+    assert "40 bytes a weight" in table._misses(rows)
+    assert "not explained" not in table._misses(rows)
+    assert len(table.rows({"memory": small})) == 2  # results of an earlier time
