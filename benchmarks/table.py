@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ WHY: dict[str, str] = {
     ),
     "Bayesian step, 2.7M parameters, batch 64 / bayesian-torch: times faster": "as the first.",
     "Bayesian step, 2.7M parameters, batch 64 / blitz: times faster": "as the first.",
-    "views, 32 px / kornia, resample: times faster": (
+    "views, 32 px / kornia: times faster": (
         "a batch of 128 is hundreds of small operations. In a process that does nothing else 12,500 to 15,500 images a "
         "second were seen (3.15x kornia beside it alone); here, in turns of 8 batches among more processes, fewer."
     ),
@@ -61,7 +61,7 @@ VIEWS_BARS = {"32": 3.0, "224": 1.5}
 STRAIGHT = 0.98  # R^2 from which growth counts as a straight line
 FLAT = 1.10  # largest over smallest time that counts as no growth
 PREDICTIVE_RATE = 0.9  # of the deterministic forward's images x draws a second
-GAIN = 1.02  # below it a trick's gain is noise
+GAIN = 1.02  # below it the gain of a trick, or of torch.compile, is noise
 
 
 class Bar(NamedTuple):
@@ -110,25 +110,6 @@ def _row(
 # ---------------------------------------------------------------------------------------------------------------- rows
 
 
-def rows(parts: dict[str, Part]) -> list[Row]:
-    """The promised rows, of the parts that were measured."""
-    makers = {
-        "bayesian_step": _bayesian_rows,
-        "byol_step": _byol_rows,
-        "views": _views_rows,
-        "memory": _memory_rows,
-        "updates": _updates_rows,
-        "startup": _startup_rows,
-        "growth": _growth_rows,
-        "processes": _processes_rows,
-        "tricks": _tricks_rows,
-        "compiled": _compiled_rows,
-        "scoring": _scoring_rows,
-        "predictive": _predictive_rows,
-    }
-    return [row for name, make in makers.items() if name in parts for row in make(parts[name])]
-
-
 def _bayesian_rows(part: Part) -> Iterable[Row]:
     for task, bar in DETERMINISTIC_BARS.items():
         if task not in part:
@@ -162,10 +143,11 @@ def _views_rows(part: Part) -> Iterable[Row]:
         it = part[side]
         best = min(it["speedup"], key=lambda name: it["speedup"][name][0])
         for name, speedup in it["speedup"].items():
-            note = f"{it['images_per_second']['byov']:,.0f} against {it['images_per_second'][name]:,.0f} images/s"
-            yield _row(
-                f"views, {side} px", f"{name}: times faster", speedup, least(bar) if name == best else None, note
-            )
+            library, _, setting = name.partition(", ")
+            rates = (f"{it['images_per_second'][which]:,.0f}" for which in ("byov", name))
+            note = f"{setting}; {' against '.join(rates)} images/s"
+            limit = least(bar) if name == best else None
+            yield _row(f"views, {side} px", f"{library}: times faster", speedup, limit, note)
 
 
 def _memory_rows(part: Part) -> Iterable[Row]:
@@ -223,7 +205,8 @@ def _tricks_rows(part: Part) -> Iterable[Row]:
 
 def _compiled_rows(part: Part) -> Iterable[Row]:
     for task, it in part.items():
-        note = "not offered where it gains nothing; "
+        gains = it["gain"][0] >= GAIN
+        note = "gains, but needs a C++ compiler: not offered; " if gains else "gains nothing: not offered; "
         note += " against ".join(f"{it['milliseconds'][name]:.0f}" for name in ("compiled", "eager")) + " ms"
         yield _row(
             f"deterministic step, {task} parameters, torch.compile", "eager: times faster", it["gain"], None, note
@@ -256,6 +239,28 @@ def _predictive_rows(part: Part) -> Iterable[Row]:
     yield Row(what, f"{few} draws", part["memory"]["ratio"], bar=most(1.05), note=note)
 
 
+# Every part of `run.PARTS`, in the order of the table.
+MAKERS: dict[str, Callable[[Part], Iterable[Row]]] = {
+    "bayesian_step": _bayesian_rows,
+    "byol_step": _byol_rows,
+    "views": _views_rows,
+    "memory": _memory_rows,
+    "updates": _updates_rows,
+    "startup": _startup_rows,
+    "growth": _growth_rows,
+    "processes": _processes_rows,
+    "tricks": _tricks_rows,
+    "compiled": _compiled_rows,
+    "scoring": _scoring_rows,
+    "predictive": _predictive_rows,
+}
+
+
+def rows(parts: dict[str, Part]) -> list[Row]:
+    """The promised rows, of the parts that were measured."""
+    return [row for name, make in MAKERS.items() if name in parts for row in make(parts[name])]
+
+
 # ------------------------------------------------------------------------------------------------------------ markdown
 
 
@@ -263,7 +268,7 @@ def render(results: dict[str, Any], accuracy: Path) -> str:
     """results.md."""
     parts = {name: entry["numbers"] for name, entry in results["parts"].items()}
     table = rows(parts)
-    sections = [_header(results), _table(table), _misses(table), _details(parts), _accuracy(accuracy)]
+    sections = [_header(results), _table(table), _below(parts), _misses(table), _details(parts), _accuracy(accuracy)]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
@@ -274,8 +279,8 @@ def _header(results: dict[str, Any]) -> str:
         lines += ["**A quick run: few rounds, not for the record.**", ""]
     if any(entry["busy"] for entry in entries):
         lines += ["**Made on a busy machine (waiting threads sleep instead of spinning): not for the record.**", ""]
-    expected = ("growth", "tricks", "processes", "updates", "predictive", "scoring")
-    lacking = [name for name in expected if name not in results["parts"]]
+    measured = {name for name, entry in results["parts"].items() if entry["numbers"]}
+    lacking = [name for name in MAKERS if name not in measured]
     if lacking:
         lines += [f"**Not measured yet: {', '.join(lacking)}.**", ""]
     dates = sorted({entry["date"] for entry in entries})
@@ -304,6 +309,11 @@ def _table(table: list[Row]) -> str:
         cells = (row.what, row.against, f"{_number(row.value)}{row.unit}", spread, bar, verdict, row.note)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _below(parts: dict[str, Part]) -> str:
+    blur = "Views: blur is off at 32 px, for all (it would leave nothing to see); at 224 px it is on, for all."
+    return blur if "views" in parts else ""
 
 
 def _number(value: float) -> str:

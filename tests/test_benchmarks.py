@@ -127,3 +127,28 @@ def test_memory_at_21M_weights_stands_beside_our_byol_with_its_miss() -> None:
     assert "40 bytes a weight" in table._misses(rows)
     assert "not explained" not in table._misses(rows)
     assert len(table.rows({"memory": small})) == 2  # results of an earlier time
+
+
+def test_every_part_has_rows_and_one_that_lacks_is_named(tmp_path: Path) -> None:
+    assert set(table.MAKERS) == set(run.PARTS)
+    found = results(0.2)
+    found["parts"]["compiled"] = found["parts"]["startup"] | {"numbers": {}}  # what a quick run leaves
+    told = next(line for line in table.render(found, tmp_path).splitlines() if "Not measured yet" in line)
+    assert all(part in told for part in run.PARTS if part != "startup")
+    assert "startup" not in told
+
+
+@pytest.mark.parametrize(("gain", "told"), [(1.0, "gains nothing"), (1.3, "gains, but")])
+def test_what_is_said_of_compiling_follows_from_its_gain(gain: float, told: str) -> None:
+    numbers = {"milliseconds": {"compiled": 10.0, "eager": 10.0 * gain}, "gain": (gain, gain, gain)}
+    assert table.rows({"compiled": {"2.7M": numbers}})[0].note.startswith(told)
+
+
+@pytest.mark.parametrize("setting", ["slice", "resample"])
+def test_an_explanation_is_of_the_library_whatever_its_setting(setting: str) -> None:
+    kornia = f"kornia, {setting}"
+    numbers = {"images_per_second": {"byov": 200.0, kornia: 100.0}, "speedup": {kornia: (2.0, 1.9, 2.1)}}
+    missed = table.rows({"views": {"32": numbers}})
+    assert missed[0].missed and missed[0].note == f"{setting}; 200 against 100 images/s"
+    assert "not explained" not in table._misses(missed)
+    assert "blur is off at 32 px" in table._below({"views": {"32": numbers}})
