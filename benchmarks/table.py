@@ -196,6 +196,15 @@ def _processes_rows(part: Part) -> Iterable[Row]:
     yield _row(what, "1 process x 2 threads: times its images/s", part["processes_to_threads"], None, note)
     yield _row(what, "1 process x 1 thread: times its images/s", part["speedup_of_two_processes"])
     yield _row(f"{what}: share of communication", "", part["communication_share"], unit="")
+    yield _growth_with_processes(rates["1 process x 1 thread"], rates[what], part["speedup_of_two_processes"])
+
+
+def _growth_with_processes(one: float, two: float, speedup: Iterable[float]) -> Row:
+    """Of one thread each. Through two points every line is straight: no bar."""
+    note = f"{one:,.0f} and {two:,.0f} images/s with 1 and 2 processes of one thread: {two - one:,.0f} images/s a "
+    note += "process; 2 cores allow no third point"
+    efficiency = [times / 2 for times in speedup]
+    return _row("growth with processes", "as many times one process: efficiency", efficiency, None, note, unit="")
 
 
 def _tricks_rows(part: Part) -> Iterable[Row]:

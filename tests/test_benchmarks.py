@@ -152,3 +152,12 @@ def test_an_explanation_is_of_the_library_whatever_its_setting(setting: str) -> 
     assert missed[0].missed and missed[0].note == f"{setting}; 200 against 100 images/s"
     assert "not explained" not in table._misses(missed)
     assert "blur is off at 32 px" in table._below({"views": {"32": numbers}})
+
+
+def test_growth_with_processes_has_slope_and_efficiency() -> None:
+    rates = {"1 process x 1 thread": 200.0, "1 process x 2 threads": 300.0, "2 processes x 1 thread": 360.0}
+    shared = {"processes_to_threads": (1.2, 1.1, 1.3), "communication_share": (0.1, 0.1, 0.1)}
+    part = shared | {"images_per_second": rates, "speedup_of_two_processes": (1.8, 1.7, 1.9)}
+    row = next(row for row in table.rows({"processes": part}) if row.what == "growth with processes")
+    assert row.value == 0.9 and row.spread == (0.85, 0.95)
+    assert "160 images/s a process; 2 cores allow no third point" in row.note
