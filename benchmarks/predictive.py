@@ -42,9 +42,20 @@ def measure(quick: bool) -> dict[str, Any]:
         speed = {str(count): _measure(run, count, others, rounds) for count in counts}
     with _prepared(MEMORY_IMAGES) as run:
         repeats, many = (1, 40) if quick else (2, MANY)
-        peaks = {draws: min(_fresh(run, draws) for _ in range(repeats)) for draws in (FEW, many)}  # noise only adds
-    memory = {"draws": list(peaks), "peak_mib": list(peaks.values()), "ratio": peaks[many] / peaks[FEW]}
-    return {"speed": speed, "memory": memory}
+        peaks = {draws: [_fresh(run, draws) for _ in range(repeats)] for draws in (FEW, many)}
+    return {"speed": speed, "memory": compare(peaks)}
+
+
+def compare(peaks: dict[int, list[float]]) -> dict[str, Any]:
+    """Of few and many draws: the ratio of the least peaks (noise only adds), with the least and most of all runs."""
+    few, many = peaks.values()
+    spread = (min(many) / max(few), max(many) / min(few))
+    return {
+        "draws": list(peaks),
+        "peak_mib": [min(few), min(many)],
+        "ratio": min(many) / min(few),
+        "spread": spread,
+    }
 
 
 def _best_batch(run: Path, factory: str, batches: tuple[int, ...]) -> int:

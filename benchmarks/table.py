@@ -245,7 +245,8 @@ def _predictive_rows(part: Part) -> Iterable[Row]:
     few, many = part["memory"]["draws"]
     note = " against ".join(f"{peak:.0f}" for peak in reversed(part["memory"]["peak_mib"])) + " MiB"
     what = f"peak memory of the posterior predictive, {many} draws"
-    yield Row(what, f"{few} draws", part["memory"]["ratio"], bar=most(1.05), note=note)
+    spread = part["memory"].get("spread")  # results of an earlier time have none
+    yield Row(what, f"{few} draws", part["memory"]["ratio"], spread=spread, bar=most(1.05), note=note)
 
 
 # Every part of `run.PARTS`, in the order of the table.

@@ -13,6 +13,7 @@ sys.path.append(str(ROOM))  # its files are scripts, not a package
 import bayesian_step  # noqa: E402
 import conductor  # noqa: E402
 import memory  # noqa: E402
+import predictive  # noqa: E402
 import run  # noqa: E402
 import table  # noqa: E402
 
@@ -73,11 +74,12 @@ def test_the_predictive_counts_the_bank_only_in_words() -> None:
         "rate": {"byov, bank cached": (0.95, 0.9, 1.0), "byov, bank made too": (0.64, 0.6, 0.7)},
         "speedup": {"bayesian-torch": (1.3, 1.2, 1.4)},
     }
-    memory = {"draws": [5, 200], "peak_mib": [400.0, 424.0], "ratio": 1.06}
+    memory = predictive.compare({5: [400.0, 424.0], 200: [424.0, 440.0]})
     rows = table.rows({"predictive": {"speed": {"1000": speed}, "memory": memory}})
     assert [row.missed for row in rows] == [False, True, False, True]
     assert "0.960x where the 500 images of the bank" in rows[1].note
     assert rows[3].note == "424 against 400 MiB"
+    assert rows[3].spread == (1.0, 1.1)
 
 
 def test_byovs_own_way_is_chosen_before_the_measured_run(monkeypatch: pytest.MonkeyPatch) -> None:
