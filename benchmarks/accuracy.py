@@ -1,6 +1,6 @@
 """Probe accuracy after ten minutes of training on CIFAR-10: byov's BYOL and BYOV, and lightly's BYOL, the same ViT.
 
-    make bench-accuracy            (or: accuracy.py --minutes 10 --seeds 3 [--only byov-0])
+    make bench-accuracy            (or: accuracy.py --minutes 10 --seeds 3 [--only byov-0] [--busy])
 
 So that the result does not depend on what else the machine does, the ten minutes are turned into steps first: all three
 are timed interleaved, and each then trains as many steps as it makes in that time, its schedules set for them. A
@@ -11,9 +11,12 @@ can be stopped and repeated.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import os
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +39,8 @@ from byov.training.loop import Trainer, classes_of
 from byov.training.resolve import resolve
 from byov.training.run import pixel_statistics
 from byov.training.step import training_step
-from conductor import Turn, Variant, fastest, interleave, steps_of, summary
+from conductor import THREADS, Turn, Variant, interleave, steps_of, summary
+from run import BUSY, machine
 from views import Loader, Transformed, as_pil, lightly_transform
 
 RECIPE, SIDE = "small-images", 32
@@ -143,15 +147,24 @@ def timed(method: str, workers: int = 0) -> Turn:
 
 
 def rates(rounds: int, steps: int) -> dict[str, Any]:
-    """Seconds a step of every method, timed interleaved."""
+    """Seconds a step of every method, timed interleaved; lightly's with the best number of workers."""
 
     def variant(method: str, workers: int = 0) -> Variant:
         return Variant(method, "accuracy", "timed", {"method": method, "workers": workers})
 
     candidates = [variant("lightly", workers)._replace(name=f"{workers} workers") for workers in WORKERS]
-    best = fastest(candidates, rounds=2, steps=steps)
+    tried = {name: min(times) for name, times in interleave(candidates, 2, steps).items()}
+    best = min(candidates, key=lambda candidate: tried[candidate.name])
     times = interleave([variant("byov"), variant("byol"), best._replace(name="lightly")], rounds, steps)
-    return {"seconds": {m: summary(times[m]).median for m in METHODS}, "lightly_workers": best.arguments["workers"]}
+    return {
+        "date": datetime.date.today().isoformat(),
+        "threads": THREADS,
+        "busy": BUSY.items() <= os.environ.items(),
+        "versions": machine()["versions"],
+        "seconds": {method: summary(times[method]).median for method in METHODS},
+        "lightly_candidates": tried,
+        "lightly_workers": best.arguments["workers"],
+    }
 
 
 # ------------------------------------------------------------------------------------------------------------- a result
@@ -180,14 +193,22 @@ def probed(encoder: nn.Module) -> dict[str, float]:
     return {"top1": top_k_accuracy(probabilities, test.labels, 1), "ece": ece(probabilities, test.labels)}
 
 
-def main() -> None:
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", help="METHOD-SEED: this run alone")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=FOLDER)
-    options = parser.parse_args()
+    parser.add_argument("--busy", action="store_true", help="others use the machine too: waiting threads sleep")
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    options = options_of()
+    if options.busy and not BUSY.items() <= os.environ.items():
+        os.environ |= BUSY
+        os.execv(sys.executable, sys.orig_argv)  # from the start: OpenMP reads it when torch is imported
     torch.set_num_threads(options.threads)
     options.folder.mkdir(parents=True, exist_ok=True)
     timing = options.folder / "rates.json"

@@ -34,6 +34,7 @@ PARTS = (
     "scoring",
     "predictive",
 )
+BUSY = {"OMP_WAIT_POLICY": "passive"}
 SHOWN = (
     "torch",
     "torchvision",
@@ -51,7 +52,7 @@ def main() -> None:
     options = _options()
     # Before torch is imported anywhere: the workers inherit it.
     if options.busy:
-        os.environ["OMP_WAIT_POLICY"] = "passive"
+        os.environ |= BUSY
     if options.threads:
         os.environ["BENCH_THREADS"] = str(options.threads)
     from conductor import THREADS

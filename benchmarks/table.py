@@ -278,7 +278,14 @@ def render(results: dict[str, Any], accuracy: Path) -> str:
     """results.md."""
     parts = {name: entry["numbers"] for name, entry in results["parts"].items()}
     table = rows(parts)
-    sections = [_header(results), _table(table), _below(parts), _misses(table), _details(parts), _accuracy(accuracy)]
+    sections = [
+        _header(results),
+        _table(table),
+        _below(parts),
+        _misses(table),
+        _details(parts),
+        _accuracy(accuracy, parts),
+    ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
@@ -361,7 +368,7 @@ def _details(parts: dict[str, Part]) -> str:
     return "\n".join(lines)
 
 
-def _accuracy(folder: Path) -> str:
+def _accuracy(folder: Path, parts: dict[str, Part]) -> str:
     """What `make bench-accuracy` has finished so far."""
     runs = [json.loads(path.read_text()) for path in sorted(folder.glob("*-*.json"))]
     if not runs:
@@ -375,7 +382,8 @@ def _accuracy(folder: Path) -> str:
             else []
         ),
         f"`make bench-accuracy`: CIFAR-10, the steps that each makes in {runs[0]['minutes']:g} minutes; the same ViT, "
-        "optimizer settings and schedules; lightly's modules, transform and loop.",
+        "optimizer settings and schedules; lightly's modules, transform and loop. byov clips gradients (`optim.clip` "
+        f"{runs[0]['settings']['optim.clip']}), lightly's documented loop does not. {_rates(folder, parts)}",
         "",
         "| method | steps | images | top-1, mean ± deviation | of each seed |",
         "|---|---|---|---|---|",
@@ -389,3 +397,19 @@ def _accuracy(folder: Path) -> str:
         steps, images = own[0]["steps"], own[0]["images"]
         lines.append(f"| {name} | {steps:,} | {images:,} | {statistics.mean(top1):.1f}{deviation} | {each} |")
     return "\n".join(lines)
+
+
+def _rates(folder: Path, parts: dict[str, Part]) -> str:
+    """How the steps of `make bench-accuracy` were found: a reader may see that lightly is not handicapped."""
+    rates = json.loads((folder / "rates.json").read_text())
+    seconds = rates["seconds"]
+    how = ""
+    if "date" in rates:  # rates of an earlier time do not say
+        how = f" ({rates['date']}, {rates['threads']} threads{', a busy machine' if rates['busy'] else ''})"
+    text = f"All were timed interleaved{how}: "
+    text += f"a step of lightly's (its best, {rates['lightly_workers']} workers) took {seconds['lightly']:.3f} s, "
+    text += f"{seconds['lightly'] / seconds['byov']:.2f} times BYOV's"
+    if "byol_step" not in parts:
+        return text + "."
+    whole = parts["byol_step"]
+    return text + f"; in the table's whole step (batch {whole['batch']}) {whole['speedup_over_lightly'][0]:.2f} times."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 ROOM = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.append(str(ROOM))  # its files are scripts, not a package
 
+import accuracy  # noqa: E402
 import bayesian_step  # noqa: E402
 import conductor  # noqa: E402
 import memory  # noqa: E402
@@ -163,3 +165,31 @@ def test_growth_with_processes_has_slope_and_efficiency() -> None:
     row = next(row for row in table.rows({"processes": part}) if row.what == "growth with processes")
     assert row.value == 0.9 and row.spread == (0.85, 0.95)
     assert "160 images/s a process; 2 cores allow no third point" in row.note
+
+
+def test_rates_say_when_and_how_they_were_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interleave(variants: list[conductor.Variant], rounds: int, steps: int) -> dict[str, list[float]]:
+        return {variant.name: [1.0 + variant.arguments["workers"], 9.0] for variant in variants}
+
+    monkeypatch.setattr(accuracy, "interleave", interleave)
+    monkeypatch.setattr(accuracy, "machine", lambda: {"versions": {"torch": "2.13.0"}})
+    rates = accuracy.rates(rounds=2, steps=1)
+    assert rates["lightly_workers"] == 0
+    assert rates["lightly_candidates"] == {"0 workers": 1.0, "1 workers": 2.0, "2 workers": 3.0}
+    assert {"date", "threads", "busy"} <= set(rates) and rates["versions"] == {"torch": "2.13.0"}
+
+
+def test_the_flags_of_bench_do_not_stop_bench_accuracy() -> None:
+    assert accuracy.options_of(["--busy"]).busy
+
+
+@pytest.mark.parametrize("how", [{}, {"date": "2026-01-01", "threads": 2, "busy": False}])
+def test_accuracy_says_how_its_steps_were_found(tmp_path: Path, how: dict) -> None:
+    rates = {"seconds": {"byov": 0.25, "byol": 0.2, "lightly": 0.35}, "lightly_workers": 0} | how
+    (tmp_path / "rates.json").write_text(json.dumps(rates))
+    run = {"method": "byov", "seed": 0, "steps": 10, "images": 640, "top1": 0.5, "minutes": 10.0}
+    (tmp_path / "byov-0.json").write_text(json.dumps(run | {"settings": {"optim.clip": 1.0}}))
+    text = table._accuracy(tmp_path, {"byol_step": {"batch": 128, "speedup_over_lightly": (1.38, 1.3, 1.4)}})
+    assert "byov clips gradients (`optim.clip` 1.0), lightly's documented loop does not." in text
+    assert "timed interleaved" in text and ("2026-01-01" in text) == bool(how)
+    assert "1.40 times BYOV's; in the table's whole step (batch 128) 1.38 times." in text
