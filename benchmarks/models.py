@@ -23,14 +23,12 @@ class Task(NamedTuple):
 
     size: Size
     batch: int
-    bar: float
-    """The largest ratio to the deterministic step that is allowed."""
 
 
 TASKS = {
-    "2.7M": Task(Size(192, 6, 3), 64, 1.15),
-    "0.8M": Task(Size(128, 4, 4), 256, 1.05),
-    "21M": Task(Size(384, 12, 6), 16, 1.20),
+    "2.7M": Task(Size(192, 6, 3), 64),
+    "0.8M": Task(Size(128, 4, 4), 256),
+    "21M": Task(Size(384, 12, 6), 16),
 }
 
 

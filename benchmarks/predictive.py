@@ -26,8 +26,8 @@ from peers import _replaced
 
 DETERMINISTIC = "deterministic forward"
 CACHED, INCLUDED = "byov, bank cached", "byov, bank made too"
-PEERS = ("bayesian-torch", "torch-uncertainty")
-OTHERS = {DETERMINISTIC: "deterministic", PEERS[0]: "bayesian_torch", PEERS[1]: "torch_uncertainty"}  # their factories
+# What byov is compared with, and its factory.
+OTHERS = {DETERMINISTIC: "deterministic", "bayesian-torch": "bayesian_torch", "torch-uncertainty": "torch_uncertainty"}
 COUNTS = (1000, 4000)  # images
 DRAWS = 4
 BANK = 1000  # images of the reference bank, byov's default
@@ -80,7 +80,7 @@ def _measure(run: Path, count: int, others: dict[str, int], rounds: int) -> dict
         "batch": others,
         "images_per_second": {name: count * DRAWS / summary(t).median for name, t in times.items()},
         "rate": {name: ratios(times, DETERMINISTIC, name) for name in (CACHED, INCLUDED)},
-        "speedup": {name: ratios(times, name, CACHED) for name in PEERS},
+        "speedup": {name: ratios(times, name, CACHED) for name in OTHERS if name != DETERMINISTIC},
     }
 
 

@@ -15,6 +15,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,11 @@ def main() -> None:
         os.environ["BENCH_THREADS"] = str(options.threads)
     from conductor import THREADS
 
-    options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "results.json"
+    if options.render and not path.is_file():
+        print(f"{path} is not there: measure first, without --render.", file=sys.stderr)
+        sys.exit(2)
+    options.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"parts": {}}
     for part in [] if options.render else options.only:
         print(f"{part} ...", flush=True)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bayesian_step import PEERS
+
 Part = dict[str, Any]
 
 # Why a bar is missed, by the row's name. A miss without a sentence here says so in the table.
@@ -56,7 +58,6 @@ WHY: dict[str, str] = {
 }
 
 DETERMINISTIC_BARS = {"2.7M": 1.15, "0.8M": 1.05, "21M": 1.20}
-PEERS = ("bayesian-torch", "torch-uncertainty", "blitz")
 VIEWS_BARS = {"32": 3.0, "224": 1.5}
 STRAIGHT = 0.98  # R^2 from which growth counts as a straight line
 FLAT = 1.10  # largest over smallest time that counts as no growth

@@ -54,15 +54,16 @@ TRICKS = {
 
 def measure(quick: bool) -> dict[str, Any]:
     tricks = list(TRICKS)[:: 2 if quick else 1]
-    return {name: {"gain": _gain(name, 3 if quick else 8)} for name in tricks}
+    return {name: {"gain": _gain(name, quick)} for name in tricks}
 
 
-def _gain(name: str, rounds: int) -> Any:
+def _gain(name: str, quick: bool) -> Any:
     variants = [Variant(str(on), "tricks", "variant", {"trick": name, "on": on}) for on in (True, False)]
-    large = "224" in name
-    return ratios(
-        interleave(variants, rounds if not large else max(2, rounds // 4), 1 if large else 4), "False", "True"
-    )
+    if TRICKS[name].on == LARGE_VIEWS:  # a step of it is long
+        rounds, steps = (2, 1) if quick else (6, 1)
+    else:
+        rounds, steps = (3, 4) if quick else (8, 4)
+    return ratios(interleave(variants, rounds, steps), "False", "True")
 
 
 def variant(trick: str, on: bool) -> Turn:

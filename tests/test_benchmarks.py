@@ -18,6 +18,7 @@ import memory  # noqa: E402
 import predictive  # noqa: E402
 import run  # noqa: E402
 import table  # noqa: E402
+import tricks  # noqa: E402
 
 
 def test_summary_is_median_and_quartiles() -> None:
@@ -193,3 +194,30 @@ def test_accuracy_says_how_its_steps_were_found(tmp_path: Path, how: dict) -> No
     assert "byov clips gradients (`optim.clip` 1.0), lightly's documented loop does not." in text
     assert "timed interleaved" in text and ("2026-01-01" in text) == bool(how)
     assert "1.40 times BYOV's; in the table's whole step (batch 128) 1.38 times." in text
+
+
+def test_without_results_there_is_nothing_to_render(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py", "--render", "--out", str(tmp_path / "empty")])
+    with pytest.raises(SystemExit, match="2"):
+        run.main()
+    assert capsys.readouterr().err == f"{tmp_path}/empty/results.json is not there: measure first, without --render.\n"
+    assert not (tmp_path / "empty").exists()
+
+
+@pytest.mark.parametrize("name", tricks.TRICKS)
+def test_every_trick_has_rounds_enough_for_quartiles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[int] = []
+
+    def interleave(variants: list[conductor.Variant], count: int, steps: int) -> dict[str, list[float]]:
+        rounds.append(count)
+        return {variant.name: [1.0] * count for variant in variants}
+
+    monkeypatch.setattr(tricks, "interleave", interleave)
+    tricks._gain(name, quick=False)
+    assert rounds[0] >= 6
+
+
+def test_every_size_has_its_bar() -> None:
+    assert set(table.DETERMINISTIC_BARS) == set(bayesian_step.TASKS)
