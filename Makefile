@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # One thread a process: with one process a core, more threads only wait for each other.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test lint bench bench-quick bench-accuracy picture
+.PHONY: help demo test lint bench bench-quick bench-accuracy profile picture
 .DEFAULT_GOAL := help
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make bench  byov beside what one would use instead: benchmarks/results.md (under 40 minutes)"
 	@echo "make bench-quick     the same with few rounds, in runs/bench-quick (under 5 minutes)"
 	@echo "make bench-accuracy  probe accuracy after 10 minutes of training, three seeds (1.5 hours; can be stopped and repeated)"
+	@echo "make profile  where the time of a BYOV step goes, and the least it could be (a minute)"
 	@echo "make picture  docs/report.png, a screenshot of the demo's page (needs chromium)"
 
 demo: $(VENV)/.stamp-demo
@@ -52,6 +53,9 @@ bench-quick: $(BENCH_VENV)/.stamp
 bench-accuracy: $(BENCH_VENV)/.stamp
 	$(BENCH_VENV)/bin/python -W ignore benchmarks/accuracy.py $(BENCH_FLAGS)
 	$(BENCH_VENV)/bin/python -W ignore benchmarks/run.py --render
+
+profile: $(VENV)/.stamp-demo
+	@KINETO_LOG_LEVEL=99 $(BIN)/python -W ignore benchmarks/profiled.py
 
 picture:
 	@test -e $(DEMO)/report.html || { echo "run make demo first"; exit 2; }

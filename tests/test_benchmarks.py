@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +18,7 @@ import bayesian_step  # noqa: E402
 import conductor  # noqa: E402
 import memory  # noqa: E402
 import predictive  # noqa: E402
+import profiled  # noqa: E402
 import run  # noqa: E402
 import table  # noqa: E402
 import tricks  # noqa: E402
@@ -221,3 +224,35 @@ def test_every_trick_has_rounds_enough_for_quartiles(name: str, monkeypatch: pyt
 
 def test_every_size_has_its_bar() -> None:
     assert set(table.DETERMINISTIC_BARS) == set(bayesian_step.TASKS)
+
+
+def test_a_phase_has_the_time_of_all_within_it_and_other_operations_that_of_their_kind() -> None:
+    def event(name: str, own: float, parent: object = None) -> SimpleNamespace:
+        return SimpleNamespace(name=name, self_cpu_time_total=own, cpu_parent=parent)
+
+    step = event(profiled.STEP, 10.0)
+    views, addmm = event(profiled.VIEWS, 20.0, step), event("aten::addmm", 30.0, step)
+    found = profiled.shares_of(
+        [
+            step,
+            views,
+            event("aten::bmm", 10.0, views),
+            addmm,
+            event("aten::copy_", 10.0, addmm),
+            event("aten::_scaled_dot_product_flash_attention_for_cpu", 15.0, step),
+            event("aten::gelu", 5.0, step),
+            event("aten::gelu", 99.0),  # of no step
+        ]
+    )
+    kinds = (profiled.GEMM, profiled.ATTENTION, profiled.ELEMENTWISE, profiled.VIEWS, profiled.OTHER)
+    assert [found[kind] for kind in kinds] == [0.4, 0.15, 0.05, 0.3, 0.1]
+
+
+def test_a_step_has_every_share_and_its_products_can_be_called_again() -> None:
+    model = replace(profiled.STUDENT, width=16, depth=1, heads=2, head_hidden=16, head_output=8)
+    trainer = profiled.trainer_of("byov", model, batch=8, side=32, count=16)
+    found = profiled.shares(trainer, steps=2)
+    assert sum(found.values()) == pytest.approx(1.0)
+    assert all(share > 0 for share in found.values())
+    floor, step = (profiled.median_ms(make(trainer), 5) for make in (profiled.products_of, profiled.step_of))
+    assert 0 < floor < step
