@@ -13,6 +13,7 @@ from byov.training import checkpoints
 from byov.training.journal import read_lines
 from byov.training.loop import subset
 from byov.training.processes import Processes
+from byov.training.run import estimate_seconds
 
 
 def test_an_epoch_visits_every_image_once_and_in_another_order_than_the_next(tmp_path) -> None:
@@ -74,6 +75,17 @@ def test_training_learns_something(tmp_path) -> None:
     trainer.run()
     rows = read_lines(tmp_path / "metrics.jsonl")
     assert rows[-1]["nll"] < 0.2 < rows[0]["nll"]
+
+
+def test_the_estimate_leaves_all_as_it_was_and_asks_for_no_optimizer_state(tmp_path, monkeypatch) -> None:
+    trainer = tiny.trainer(tmp_path, tiny.config("byov"))
+    before = {name: value.clone() for name, value in trainer.tensors().items()}
+    with monkeypatch.context() as patched:  # a sharded one would have to be gathered
+        patched.setattr(checkpoints, "optimizer_tensors", lambda optimizer: pytest.fail("the state was asked for"))
+        assert estimate_seconds(trainer) > 0
+    assert any(name.endswith("running_mean") for name in before)
+    assert all(torch.equal(value, before[name]) for name, value in trainer.tensors().items())
+    assert all(p.grad is None for p in trainer.learner.posterior.parameters())
 
 
 def test_a_nan_names_step_loss_and_layer_and_keeps_the_checkpoint(tmp_path) -> None:

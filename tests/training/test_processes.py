@@ -18,6 +18,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from PIL import Image
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from byov.config import Config, Posterior
 from byov.errors import BadInput, SaidElsewhere
@@ -85,7 +87,10 @@ def test_two_processes_equal_one(tmp_path: Path, config: Config) -> None:
     assert set(first) == set(one)
     for name, value in one.items():
         torch.testing.assert_close(first[name], value, rtol=1e-6, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
-        assert torch.equal(first[name], second[name]), name
+    for name, value in second.items():
+        assert torch.equal(first[name], value), name
+    alone = {name for name in first if config.optim.shard and name.startswith("optimizer.")}
+    assert set(first) - set(second) == alone  # the whole state of a sharded optimizer is the first process's
 
 
 def test_noise_differs_between_processes_unless_shared(tmp_path: Path) -> None:
@@ -131,10 +136,12 @@ def _shards(rank: int, folder: Path) -> tuple[int, dict[str, torch.Tensor], list
             p.grad = torch.cos(p.detach() + k)
         optimizer.step()
     state = checkpoints.optimizer_tensors(optimizer)
+    saved = [state]
+    dist.broadcast_object_list(saved)  # as a checkpoint is: written by the first, read by all
     again = ShardedAdamW([{"params": whole}], Processes(rank, 2), lr=0.1, fused=True)
-    checkpoints.load_optimizer_tensors(again, state)
-    for name, value in checkpoints.optimizer_tensors(again).items():
-        assert torch.equal(value, state[name])
+    checkpoints.load_optimizer_tensors(again, saved[0])
+    loaded = checkpoints.optimizer_tensors(again)
+    assert set(loaded) == set(state) and all(torch.equal(value, state[name]) for name, value in loaded.items())
     numbers = sum(s["exp_avg"].numel() for s in optimizer.state.values())
     return numbers, state, [p.detach() for p in whole]
 
@@ -155,18 +162,51 @@ def test_sharded_adamw_is_adamw_with_half_the_state(tmp_path: Path) -> None:
         torch.testing.assert_close(state[name], value)
 
 
+class Allocated(TorchDispatchMode):
+    """Counts the bytes of all tensors that are made."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        out = func(*args, **(kwargs or {}))
+        for t in tree_leaves(out):
+            if isinstance(t, torch.Tensor) and t.untyped_storage().data_ptr() not in given:
+                self.bytes += t.untyped_storage().nbytes()
+        return out
+
+
+def _copies(rank: int, folder: Path) -> tuple[int, int]:
+    whole = [nn.Parameter(torch.ones(size)) for size in (10_001, 20_000)]
+    optimizer = ShardedAdamW([{"params": whole}], Processes(rank, 2), lr=0.1, fused=True)
+    for p in whole:
+        p.grad = torch.ones_like(p)
+    optimizer.step()  # makes the state
+    with Allocated() as step:
+        optimizer.step()
+    assert all(shard.grad is None for shard in optimizer.shards)  # a view of the whole gradient
+    with Allocated() as save:
+        optimizer.gathered_state()
+    return step.bytes, save.bytes
+
+
+def test_a_sharded_step_makes_no_copy_and_the_state_is_put_together_once(tmp_path: Path) -> None:
+    first, second = spawned(_copies, tmp_path)
+    assert max(first[0], second[0], second[1]) < 1000
+    assert first[1] == pytest.approx(2 * 4 * 30_001, abs=1000)
+
+
 def _lonely(rank: int, folder: Path) -> list[int]:
     parameters = [nn.Parameter(torch.ones(4)) for _ in range(3)]
     optimizer = ShardedAdamW([{"params": parameters}], Processes(rank, 2), lr=0.1)
     parameters[1].grad = torch.ones(4)  # the others never have one
     optimizer.step()
     state = optimizer.gathered_state()
-    optimizer.load_whole_state(state)
-    return [len(state), state[1]["exp_avg"].numel()]
+    return [len(state), *(s["exp_avg"].numel() for s in state.values())]
 
 
 def test_sharded_state_of_parameters_without_gradient(tmp_path: Path) -> None:
-    assert spawned(_lonely, tmp_path) == ([1, 4], [1, 4])
+    assert spawned(_lonely, tmp_path) == ([1, 4], [0])
 
 
 def _voices(rank: int, folder: Path) -> str:

@@ -60,7 +60,7 @@ def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state, by the place of the parameter in its groups."""
+    """The optimizer's state, by the place of the parameter in its groups. A sharded one's: in the first process."""
     sharded = isinstance(optimizer, ShardedAdamW)  # then all processes must ask together
     state = optimizer.gathered_state() if sharded else optimizer.state_dict()["state"]  # type: ignore[attr-defined]
     return {f"{index}.{key}": value for index, entry in state.items() for key, value in entry.items()}

@@ -225,19 +225,19 @@ def _continued(config: Config, out: Path, extend: int | None) -> Config:
 
 def estimate_seconds(trainer: Trainer, steps: int = 2) -> float:
     """How long the whole run will take here: a few losses and gradients, timed; nothing is changed by them."""
-    posterior = trainer.learner.posterior
-    buffers = {k: v.clone() for k, v in trainer.tensors().items()}
+    learner = trainer.learner
+    networks = [network.module for network in (learner.posterior, learner.teacher) if network is not None]
+    statistics = [(buffer, buffer.clone()) for network in networks for buffer in network.buffers()]
     batch = trainer.batches(0)[0]
     took = []
     for _ in range(steps + 1):  # the first one also pays for start-up
         begun = time.perf_counter()
-        trainer.learner.loss(batch, (0,)).nll.backward()  # type: ignore[no-untyped-call]
+        learner.loss(batch, (0,)).nll.backward()  # type: ignore[no-untyped-call]
         took.append(time.perf_counter() - begun)
-    for parameter in posterior.parameters():
+    for parameter in learner.posterior.parameters():
         parameter.grad = None
-    own = trainer.tensors()
-    for name, value in buffers.items():  # batch statistics have moved
-        own[name].copy_(value)
+    for buffer, before in statistics:  # of BatchNorm: they have moved
+        buffer.copy_(before)
     return min(took[1:]) * trainer.config.optim.accumulate * (trainer.total - trainer.step)
 
 

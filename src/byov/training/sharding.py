@@ -2,7 +2,9 @@
 
 AdamW's two moments are twice the size of what they belong to, and a posterior has two numbers a weight: for a large
 model that is most of the memory of training. Every process has the whole gradient after the all-reduce, so it can
-update its slice alone; one all-gather then puts the slices together. The result is AdamW's, up to rounding.
+update its slice alone; an all-gather for each parameter then puts the slices together. The result is AdamW's, up to
+rounding. Slices go straight to their places, and only the first process ever has the whole state, to save it: copies
+would take the memory that sharding is to spare.
 """
 
 from __future__ import annotations
@@ -27,9 +29,16 @@ class ShardedAdamW(torch.optim.AdamW):
         )
         self.shards = [p for group in self.param_groups for p in group["params"]]
 
-    def _slice(self, flat: Tensor) -> Tensor:
-        size = -(-flat.numel() // self.processes.world)
-        return flat.reshape(-1)[self.processes.rank * size : (self.processes.rank + 1) * size]
+    def _divided(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
+        """A tensor, flat: the few numbers that n does not divide, which are the first process's too, and the others."""
+        flat = tensor.reshape(-1)
+        few = len(flat) % self.processes.world
+        return flat[:few], flat[few:]
+
+    def _slice(self, tensor: Tensor) -> Tensor:
+        size, few = divmod(tensor.numel(), self.processes.world)
+        stop = few + (self.processes.rank + 1) * size
+        return tensor.reshape(-1)[0 if self.processes.main else stop - size : stop]
 
     def _shard(self, parameter: nn.Parameter) -> nn.Parameter:
         return nn.Parameter(self._slice(parameter.detach()))  # a view: stepping it steps the parameter
@@ -39,31 +48,40 @@ class ShardedAdamW(torch.optim.AdamW):
         for shard, parameter in zip(self.shards, self.whole, strict=True):
             shard.grad = None if parameter.grad is None else self._slice(parameter.grad)
         super().step()
-        for parameter, value in zip(self.whole, self._gathered(self.shards, self.whole), strict=True):
-            parameter.copy_(value)
+        for shard, parameter in zip(self.shards, self.whole, strict=True):
+            shard.grad = None  # it would keep the whole gradient while the next is made
+            if parameter.grad is not None:
+                self._gather_in_place(parameter)
 
-    def _gathered(self, shards: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
-        """Whole tensors, from every process's slices: one all-gather."""
-        sizes = [-(-t.numel() // self.processes.world) for t in like]
-        own = like[0].new_zeros(sum(sizes))
-        for place, shard in zip(torch.split(own, sizes), shards, strict=True):
-            place[: shard.numel()] = shard.detach()
-        parts = [torch.empty_like(own) for _ in range(self.processes.world)]
-        distributed.all_gather(parts, own)
-        columns = zip(*(torch.split(part, sizes) for part in parts), strict=True)
-        return [torch.cat(column)[: t.numel()].view_as(t) for column, t in zip(columns, like, strict=True)]
+    def _gather_in_place(self, parameter: Tensor) -> None:
+        """Every process has its own slice in its place; now it gets the others'."""
+        few, others = self._divided(parameter)
+        if len(others):
+            distributed.all_gather_into_tensor(others, others.chunk(self.processes.world)[self.processes.rank])
+        if len(few):
+            distributed.broadcast(few, src=0)
 
     def gathered_state(self) -> dict[int, dict[str, Tensor]]:
-        """The state as a plain AdamW over the whole parameters would have it. All processes must ask together."""
-        owned = [i for i, shard in enumerate(self.shards) if self.state.get(shard)]  # the others never had a gradient
-        states = [self.state[self.shards[i]] for i in owned]
-        whole: dict[int, dict[str, Tensor]] = {i: {} for i in owned}
-        for key in states[0] if states else ():
-            values = [state[key] for state in states]
-            if key != "step":
-                values = self._gathered(values, [self.whole[i] for i in owned])
-            for i, value in zip(owned, values, strict=True):
-                whole[i][key] = value
+        """The state as a plain AdamW over the whole parameters would have it, on the CPU of the first process alone.
+
+        All processes must ask together.
+        """
+        state: dict[int, dict[str, Tensor]] = {}
+        for i, (shard, parameter) in enumerate(zip(self.shards, self.whole, strict=True)):
+            for key, value in self.state.get(shard, {}).items():  # empty where there never was a gradient
+                whole = value if key == "step" else self._gathered(value, parameter)
+                if self.processes.main:
+                    state.setdefault(i, {})[key] = whole.cpu()
+        return state
+
+    def _gathered(self, own: Tensor, like: Tensor) -> Tensor:
+        """A tensor of the state from its slices: whole in the first process, empty in the others."""
+        main, world, size = self.processes.main, self.processes.world, like.numel() // self.processes.world
+        whole = torch.empty_like(like) if main else like.new_empty(0)
+        few, others = self._divided(whole)
+        few.copy_(own[: len(few)])
+        if size:
+            distributed.gather(own[-size:], list(others.chunk(world)) if main else None, dst=0)
         return whole
 
     def load_whole_state(self, state: Mapping[int, Mapping[str, Tensor]]) -> None:
