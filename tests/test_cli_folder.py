@@ -96,6 +96,35 @@ def test_a_taken_place_is_told_before_anything_is_decoded(
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize(
+    ("flags", "telling"),
+    [
+        ("--optim.epochs 0", "optim.epochs must be at least 1"),
+        ("--init nothing.pt", "there are no weights nothing.pt"),
+        ("--model.backbone resnet-19", "there is no backbone 'resnet-19'"),
+        ("--model.patch 5", "patches of 5 do not divide"),
+        ("--model.heads 3", "3 heads do not divide"),
+        ("--images 151", "images=151 is not between 2 and the 150"),
+        ("--posterior.prior pretrained", "give them with --init"),
+        ("--device tpu", "device 'tpu' is not known"),
+    ],
+)
+def test_settings_are_refused_before_anything_is_decoded(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: str, telling: str
+) -> None:
+    train = ("train", "--out", tmp_path / "run", "--data", f"folder:{photos}", *flags.split())
+    assert telling in complaint(capsys, *train)
+    assert not (tmp_path / "data").exists()
+
+
+def test_labels_are_missed_before_anything_is_decoded(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = f"folder:{photos / 'train' / 'dog'}"
+    said = complaint(capsys, "train", "--out", tmp_path / "run", "--data", source, "--method", "supervised")
+    assert "needs labels" in said and not (tmp_path / "data").exists()
+
+
 def test_a_run_does_not_go_on_with_other_images(photos: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert byov("train", "--data", f"folder:{photos}", "--out", run, *SMALL).returncode == 0

@@ -20,7 +20,7 @@ import torch
 
 from byov.data.decoded import Decoded, Say, decoded, shown
 from byov.data.fetch import Progress
-from byov.data.images import ImageSet, Split
+from byov.data.images import ImageSet, Outline, Split
 from byov.data.listing import SUFFIXES, File, Listing, is_folder, list_images, suffix_of
 from byov.errors import BadInput
 
@@ -43,23 +43,36 @@ class Folder:
         self.roots = split_roots(path.absolute())
         self._listings: dict[Split, Listing] = {}
 
+    def outline(self, split: Split, progress: Progress) -> Outline:
+        """What a split will be, should no file be bad; nothing is decoded for it."""
+        files = self._listing(split, progress).files
+        return Outline((3, self.side, self.side), len(files), self._classes(files) is not None)
+
     def read(self, split: Split, progress: Progress, say: Say) -> ImageSet:
         """The images of a split, decoded now unless they were before. `say` hears which files were skipped."""
-        for each, root in self.roots.items():  # all splits: they share one list of classes
-            if each not in self._listings:
-                self._listings[each] = _list(root, progress)
-        root, listing = self.roots[split], self._listings[split]
-        if not listing.files:
-            raise BadInput(_no_images(root, listing))
+        root, listing = self.roots[split], self._listing(split, progress)
         found = decoded(root, listing, self.side, progress, say)
         _tell_skipped(found, root, listing, say)
-        classes = class_names([listing.files for listing in self._listings.values()])
-        if classes is None or not _in_folders(listing.files):
+        classes = self._classes(listing.files)
+        if classes is None:
             return ImageSet(found.images)
         skipped = {skip.path for skip in found.skipped}
         number = {name: i for i, name in enumerate(classes)}
         labels = [number[_first(file)] for file in listing.files if file.path not in skipped]
         return ImageSet(found.images, torch.tensor(labels), classes)
+
+    def _listing(self, split: Split, progress: Progress) -> Listing:
+        for each, root in self.roots.items():  # all splits: they share one list of classes
+            if each not in self._listings:
+                self._listings[each] = _list(root, progress)
+        if not self._listings[split].files:
+            raise BadInput(_no_images(self.roots[split], self._listings[split]))
+        return self._listings[split]
+
+    def _classes(self, files: Sequence[File]) -> tuple[str, ...] | None:
+        """The classes, where these files have one each."""
+        classes = class_names([listing.files for listing in self._listings.values()])
+        return classes if _in_folders(files) else None
 
 
 def split_roots(path: Path) -> Mapping[Split, Path]:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
+
+
+class Outline(NamedTuple):
+    """A set of images without its pixels."""
+
+    shape: tuple[int, int, int]
+    """Channels, height, width."""
+    images: int
+    labelled: bool
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,11 @@ class ImageSet:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    @property
+    def outline(self) -> Outline:
+        channels, height, width = self.images.shape[1:]
+        return Outline((channels, height, width), len(self), self.labels is not None)
 
     def fingerprint(self) -> str:
         """Tells whether these are the same images: their number, and the pixels of up to 1,024 of them."""

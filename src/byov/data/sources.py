@@ -22,7 +22,7 @@ import torch
 from byov.data import fetch, folder, formats
 from byov.data.decoded import Say, say_on_stderr
 from byov.data.fetch import Progress
-from byov.data.images import SPLITS, ImageSet, Split
+from byov.data.images import SPLITS, ImageSet, Outline, Split
 from byov.errors import BadInput
 
 
@@ -38,6 +38,8 @@ class Source:
     """Whether a mirrored image is still one of its kind: a mirrored digit is no digit."""
     image_size: int | None = None
     """The side for the network, where the images have none of their own; they may be stored with another."""
+    outlined: Callable[[Split, Progress], Outline] | None = field(default=None, repr=False)
+    """Where reading means decoding: what is known of the images before."""
 
     @property
     def default(self) -> Split:
@@ -48,11 +50,19 @@ class Source:
         self, split: Split, progress: Progress = lambda what, done, total: None, say: Say = say_on_stderr
     ) -> ImageSet:
         """The images of a split; `progress` is told how it goes, `say` what the user should know."""
+        self._check(split)
+        return self.read(split, progress, say)
+
+    def outline(self, split: Split, progress: Progress = lambda what, done, total: None) -> Outline | None:
+        """What a split will be (with fewer images, if some are bad), where reading it may take long; else None."""
+        self._check(split)
+        return None if self.outlined is None else self.outlined(split, progress)
+
+    def _check(self, split: Split) -> None:
         if split not in self.splits:
             have = " and ".join(self.splits)
             hint = "leave out its @ suffix" if self.name.endswith(f"@{have}") else "give a source that has them"
             raise BadInput(f"the source {self.name} has only {have} images, no {split} images; {hint}.")
-        return self.read(split, progress, say)
 
 
 def open_source(spec: str, image_size: int | None = None) -> Source:
@@ -97,7 +107,7 @@ def _open_npz(spec: str, path: Path, image_size: int | None) -> Source:
 def _open_folder(spec: str, path: Path, image_size: int | None) -> Source:
     size = image_size or folder.DEFAULT_SIZE
     images = folder.Folder(path, size)
-    return Source(spec, tuple(images.roots), images.read, image_size=size)
+    return Source(spec, tuple(images.roots), images.read, image_size=size, outlined=images.outline)
 
 
 KINDS: Mapping[str, Callable[[str, Path, int | None], Source]] = {"npz": _open_npz, "folder": _open_folder}

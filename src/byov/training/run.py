@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from byov.backbones import build_encoder
 from byov.config import SUPERVISED, Config, differences, read_config, to_yaml
 from byov.data.decoded import Say, say_on_stderr
 from byov.data.fetch import Progress
-from byov.data.images import ImageSet
+from byov.data.images import ImageSet, Outline
 from byov.data.sources import Source, open_source
 from byov.errors import BadInput
 from byov.files import write_text
@@ -56,6 +57,9 @@ def prepare(
             _check_free(out)
         source = open_source(config.data, config.image_size)
         torch.set_num_threads(config.threads if config.threads and config.threads > 0 else cores())
+        put_weights = initialiser(None if goes_on else config.init)
+        if not goes_on and processes.main:
+            _check_outline(config, source, processes, local, progress)
     data = _first_then_others(lambda: source.load("train", progress, say), processes)
     with processes.one_voice():
         if goes_on:
@@ -63,10 +67,9 @@ def prepare(
             config = _with_calibration_of(config, out)
             if config.threads is not None:  # it was set for the processes of that time
                 config = replace(config, threads=min(config.threads, max(1, cores() // local)))
-        config = _resolved(config, source, data, processes, local)
+        config = _resolved(config, source, data.outline, processes, local)
         if goes_on:
             config = _continued(config, out, extend)
-        put_weights = initialiser(None if goes_on else config.init)
     assert config.threads is not None and config.images is not None and config.image_size is not None
     assert config.calibration is not None
     torch.set_num_threads(config.threads)
@@ -105,13 +108,22 @@ def _first_then_others(load: Callable[[], ImageSet], processes: Processes) -> Im
     return data[0]
 
 
-def _resolved(config: Config, source: Source, data: ImageSet, processes: Processes, local: int) -> Config:
+def _check_outline(config: Config, source: Source, processes: Processes, local: int, progress: Progress) -> None:
+    """Says no to settings before images are decoded, which may take a while."""
+    outline = source.outline("train", progress)
+    if outline is not None:
+        config = _resolved(config, source, outline, processes, local)
+        assert config.image_size is not None
+        with torch.random.fork_rng(devices=[]):
+            build_encoder(config.model, (outline.shape[0], config.image_size, config.image_size))
+
+
+def _resolved(config: Config, source: Source, data: Outline, processes: Processes, local: int) -> Config:
     """The config, resolved for the training images."""
-    if config.method in SUPERVISED and data.labels is None:
+    if config.method in SUPERVISED and not data.labelled:
         raise BadInput(f"{config.method} needs labels, but {config.data} has none: use byov or byol.")
-    channels, height, width = data.images.shape[1:]
     config = replace(config, image_size=config.image_size or source.image_size)
-    config = resolve(config, (channels, height, width), len(data), source.flips, processes.world, local)
+    config = resolve(config, data.shape, data.images, source.flips, processes.world, local)
     if config.posterior.prior == "pretrained" and config.init is None:
         raise BadInput("the prior `pretrained` needs weights to stand around: give them with --init.")
     return config
