@@ -96,6 +96,17 @@ def test_a_taken_place_is_told_before_anything_is_decoded(
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize("recipe", [[], ["folder-64"]])
+def test_what_a_recipe_sets_for_another_backbone_is_dropped(photos: Path, tmp_path: Path, recipe: list[str]) -> None:
+    width = SMALL.index("--model.width")
+    small = [*SMALL[:width], *SMALL[width + 6 :], "--model.width", "4", "--images", "16"]  # no depth, no heads
+    train = ["train", *recipe, "--data", f"folder:{photos}", "--model.backbone", "resnet-18", *small]
+    with pytest.raises(SystemExit) as stop:
+        main([*train, "--out", str(tmp_path / "run")])
+    assert stop.value.code == 0
+    assert read_config(tmp_path / "run" / "config.yaml").model.stem == "cifar"  # folder-64 has conv
+
+
 @pytest.mark.parametrize(
     ("flags", "telling"),
     [
@@ -106,6 +117,8 @@ def test_a_taken_place_is_told_before_anything_is_decoded(
         ("--model.heads 3", "3 heads do not divide"),
         ("--images 151", "images=151 is not between 2 and the 150"),
         ("--posterior.prior pretrained", "give them with --init"),
+        ("--model.backbone resnet-18 --model.stem conv", "use imagenet or cifar, or give --model.stem None"),
+        ("--model.backbone resnet-18 --model.depth 3", "model.depth does not apply to resnet-18"),
         ("--device tpu", "device 'tpu' is not known"),
     ],
 )

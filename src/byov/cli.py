@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,7 @@ def _overview() -> str:
 
 def _train(arguments: list[str]) -> int:
     options = parse(Train, "train", arguments, Train(out=tyro.MISSING, config=Config()))
-    default, origin = _defaults(options, method_given=any(a.split("=")[0] == "--method" for a in arguments))
+    default, origin = _defaults(options, given={argument.split("=")[0] for argument in arguments})
     options = parse(Train, "train", arguments, Train(out=tyro.MISSING, config=default))  # now over the recipe's values
 
     from rich.console import Console
@@ -159,23 +160,30 @@ def _train(arguments: list[str]) -> int:
     return DONE
 
 
-def _defaults(options: Train, method_given: bool) -> tuple[Config, str]:
-    """The config that the flags override, and where it comes from: a recipe, the run to go on with, or the images."""
-    method = options.config.method if method_given else None
-    if options.recipe is not None:
-        return read_recipe(options.recipe, method), options.recipe
-    if options.resume or options.extend is not None:
+def _defaults(options: Train, given: set[str]) -> tuple[Config, str]:
+    """The config that the flags override, and where it comes from: the run to go on with, or a recipe."""
+    if options.recipe is None and (options.resume or options.extend is not None):
         saved = options.out / "config.yaml"
         if not saved.is_file():
             raise BadInput(f"{options.out} holds no run to go on with: check --out, or start one without it.")
         return read_config(saved), str(saved)
+    from byov.backbones import with_backbone
+
+    name = options.recipe or _chosen_recipe(options.config)
+    config = read_recipe(name, options.config.method if "--method" in given else None)
+    if "--model.backbone" in given:
+        config = replace(config, model=with_backbone(config.model, options.config.model.backbone))
+    return config, name if options.recipe else f"{name} (chosen from the images)"
+
+
+def _chosen_recipe(config: Config) -> str:
+    """The recipe for the images, where the user names none."""
     from byov.data.sources import open_source
     from byov.training.resolve import choose_recipe
 
-    source = open_source(options.config.data, options.config.image_size)
+    source = open_source(config.data, config.image_size)
     side = None if source.image_size is not None else source.load("train").images.shape[-1]  # no folder is decoded here
-    name = choose_recipe(side if side is None else options.config.image_size or side)
-    return read_recipe(name, method), f"{name} (chosen from the images)"
+    return choose_recipe(side if side is None else config.image_size or side)
 
 
 def _evaluate(arguments: list[str]) -> int:

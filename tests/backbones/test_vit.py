@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
-from byov.backbones import Encoder, build_encoder, complete_model
+from byov.backbones import Encoder, build_encoder, complete_model, with_backbone
 from byov.backbones.vit import SIZES, Size, ViT, sincos_positions
 from byov.config import Model
 from byov.errors import BadInput
@@ -69,6 +71,16 @@ def test_initial_weights_are_the_papers() -> None:
 def test_what_cannot_work_is_refused(changes: dict[str, object], word: str) -> None:
     with pytest.raises(BadInput, match=word):
         build_encoder(Model(**{"width": 16, "patch": 4, **changes}), (1, 12, 12))
+
+
+def test_with_another_backbone_only_what_applies_stays() -> None:
+    vit = Model("vit-micro", width=16, depth=1, stem="conv", pool="cls", head_hidden=8)
+    assert with_backbone(vit, "vit-mini") == replace(vit, backbone="vit-mini")
+    assert with_backbone(vit, "resnet-18") == Model("resnet-18", width=16, head_hidden=8)
+    assert with_backbone(vit, "timm:resnet18") == Model("timm:resnet18", head_hidden=8)
+    resnet = Model("resnet-18", stem="cifar", norm="group")
+    assert with_backbone(resnet, "resnet-50") == replace(resnet, backbone="resnet-50")
+    assert with_backbone(resnet, "vit-micro") == Model("vit-micro")
 
 
 def test_unknown_backbone_names_the_known() -> None:

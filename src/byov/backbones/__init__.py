@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from byov.backbones import resnet, timm, vit
-from byov.backbones.family import Family
+from byov.backbones.family import Family, unfit
 from byov.config import Model
 from byov.errors import BadInput
 
@@ -56,6 +58,13 @@ def family_of(backbone: str) -> Family:
             return family
     known = ", ".join(name for family in FAMILIES for name in family.names())
     raise BadInput(f"there is no backbone {backbone!r}; use one of: {known}.")
+
+
+def with_backbone(config: Model, backbone: str) -> Model:
+    """A config with another backbone; what shaped the one before and does not apply to this one is dropped."""
+    moved = replace(config, backbone=backbone)
+    dropped: dict[str, Any] = dict.fromkeys(unfit(moved, family_of(backbone).USES))
+    return replace(moved, **dropped)
 
 
 def complete_model(config: Model, side: int) -> Model:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Literal, Protocol
 
 from torch import nn
@@ -15,9 +15,15 @@ Stem = Literal["patch", "conv", "imagenet", "cifar"]
 # The settings that shape a backbone; no family has a use for all of them.
 KEYS = ("width", "depth", "heads", "patch", "stem", "norm", "positions", "pool")
 
+Uses = Mapping[str, tuple[Stem, ...]]
+"""The settings that a family has a use for, with the choices where these are fewer than the config's."""
+
 
 class Family(Protocol):
     """A module with these functions: a new family is one file and one line in `FAMILIES`."""
+
+    @property
+    def USES(self) -> Uses: ...
 
     def names(self) -> list[str]:
         """The backbones there are, as a user writes them."""
@@ -36,9 +42,15 @@ class Family(Protocol):
         ...
 
 
-def only(config: Model, keys: Sequence[str]) -> None:
-    """Refuses a setting that is given but is not among those the backbone has a use for."""
-    given = [key for key in KEYS if key not in keys and getattr(config, key) is not None]
+def unfit(config: Model, uses: Uses) -> list[str]:
+    """The settings that are given, but do not apply: to none of the family's backbones, or not with this value."""
+    given = {key: getattr(config, key) for key in KEYS if getattr(config, key) is not None}
+    return [key for key, value in given.items() if key not in uses or (uses[key] and value not in uses[key])]
+
+
+def only(config: Model, uses: Uses) -> None:
+    """Refuses a setting that is given, but that the family has no use for."""
+    given = [key for key in unfit(config, uses) if key not in uses]
     if given:
         what = " and ".join([", ".join(f"model.{key}" for key in given[:-1]), f"model.{given[-1]}"][len(given) == 1 :])
         flags = " ".join(f"--model.{key} None" for key in given)
@@ -48,10 +60,11 @@ def only(config: Model, keys: Sequence[str]) -> None:
         )
 
 
-def stem_of(config: Model, options: Sequence[Stem], default: Stem) -> Stem:
+def stem_of(config: Model, uses: Uses, default: Stem) -> Stem:
     """The stem: one of this family's, or its default."""
-    stem = config.stem or default
-    if stem not in options:
-        use = " or ".join(options)
-        raise BadInput(f"model.stem {stem} does not apply to {config.backbone}: use {use}, or set it to None.")
-    return stem
+    if "stem" in unfit(config, uses):
+        raise BadInput(
+            f"model.stem {config.stem} does not apply to {config.backbone}: use {' or '.join(uses['stem'])}, or give "
+            "--model.stem None."
+        )
+    return config.stem or default

@@ -10,11 +10,12 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from byov.backbones.family import only, stem_of
+from byov.backbones.family import Uses, only, stem_of
 from byov.config import Model
 from byov.errors import BadInput
 
 CIFAR_UP_TO = 64  # pixels: the ImageNet stem would leave 2 x 2 of them for the last stage
+USES: Uses = {"width": (), "stem": ("imagenet", "cifar"), "norm": ()}
 GROUPS = 16  # at 64 channels: 4 channels a group, which is kept for narrower networks
 
 
@@ -198,11 +199,11 @@ def knows(backbone: str) -> bool:
 
 
 def complete(config: Model, side: int) -> Model:
-    only(config, ("width", "stem", "norm"))
+    only(config, USES)
     width = 64 if config.width is None else config.width
     if width < 1:
         raise BadInput(f"model.width must be at least 1, not {width}.")
-    stem = stem_of(config, ("imagenet", "cifar"), "cifar" if side <= CIFAR_UP_TO else "imagenet")
+    stem = stem_of(config, USES, "cifar" if side <= CIFAR_UP_TO else "imagenet")
     return replace(config, width=width, stem=stem, norm=config.norm or "batch")
 
 

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from byov._torchvision import import_torchvision
-from byov.backbones.family import only
+from byov.backbones.family import Uses, only
 from byov.config import Model
 from byov.errors import BadInput
 
 PREFIX = "timm:"
+USES: Uses = {}  # the name says it all
 
 
 def names() -> list[str]:
@@ -31,7 +32,7 @@ def knows(backbone: str) -> bool:
 
 
 def complete(config: Model, side: int) -> Model:
-    only(config, ())  # the name says it all
+    only(config, USES)
     return config
 
 

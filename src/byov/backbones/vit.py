@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from byov.backbones.family import only, stem_of
+from byov.backbones.family import Uses, only, stem_of
 from byov.config import Model
 from byov.errors import BadInput
 
@@ -28,6 +28,15 @@ SIZES = {
     "tiny": Size(192, 12, 3),
     "small": Size(384, 12, 6),
     "base": Size(768, 12, 12),
+}
+USES: Uses = {
+    "width": (),
+    "depth": (),
+    "heads": (),
+    "patch": (),
+    "stem": ("patch", "conv"),
+    "positions": (),
+    "pool": (),
 }
 
 
@@ -177,7 +186,7 @@ def default_patch(side: int) -> int:
 
 def complete(config: Model, side: int) -> Model:
     """Width, depth and heads are those of the named size unless given."""
-    only(config, ("width", "depth", "heads", "patch", "stem", "positions", "pool"))
+    only(config, USES)
     given = (config.width, config.depth, config.heads)
     named = SIZES[config.backbone.removeprefix("vit-")]
     size = Size(*(own if value is None else value for value, own in zip(given, named, strict=True)))
@@ -190,7 +199,7 @@ def complete(config: Model, side: int) -> Model:
         config,
         **size._asdict(),
         patch=patch,
-        stem=stem_of(config, ("patch", "conv"), "patch"),
+        stem=stem_of(config, USES, "patch"),
         positions=config.positions or "sincos",
         pool=config.pool or "mean",
     )
