@@ -14,6 +14,7 @@ from PIL import Image
 
 from byov.cli import main
 from byov.config import read_config
+from byov.training import resolve
 
 BYOV = Path(sys.executable).parent / "byov"
 SMALL = [
@@ -94,6 +95,26 @@ def test_a_taken_place_is_told_before_anything_is_decoded(
     (tmp_path / "run" / "mine").touch()
     assert "exists already" in complaint(capsys, "train", "--out", tmp_path / "run", "--data", f"folder:{photos}")
     assert not (tmp_path / "data").exists()
+
+
+def test_few_images_are_trained_on_for_longer(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolve, "LEAST_STEPS", 300)
+    epochs = SMALL.index("--optim.epochs")
+    small = [*SMALL[:epochs], *SMALL[epochs + 2 :], "--images", "16", "--calibration", "0"]  # of a batch of 16
+
+    def train(*arguments: object) -> str:
+        with pytest.raises(SystemExit) as stop:
+            main([*map(str, ("train", *arguments, "--data", f"folder:{photos}")), *small])
+        assert stop.value.code == 0
+        return capsys.readouterr().err
+
+    said = train("--out", tmp_path / "run")
+    assert "300 epochs of 1 step, recipe folder-64 (chosen from the images), lengthened from 12 epochs to" in said
+    assert read_config(tmp_path / "run" / "config.yaml").optim.epochs == 300 and "warning: a run of" not in said
+    assert "warning: a run of 12 steps learns little" in train("folder-64", "--out", tmp_path / "named")
+    assert "warning: a run of 1 step learns little" in train("--optim.epochs", 1, "--out", tmp_path / "given")
 
 
 @pytest.mark.parametrize("recipe", [[], ["folder-64"]])

@@ -117,15 +117,19 @@ def _overview() -> str:
 
 def _train(arguments: list[str]) -> int:
     options = parse(Train, "train", arguments, Train(out=tyro.MISSING, config=Config()))
-    default, origin = _defaults(options, given={argument.split("=")[0] for argument in arguments})
+    given = {argument.split("=")[0] for argument in arguments}
+    default, origin = _defaults(options, given)
     options = parse(Train, "train", arguments, Train(out=tyro.MISSING, config=default))  # now over the recipe's values
 
     from rich.console import Console
 
     from byov.progress import StageProgress, StepProgress
     from byov.training.loop import Interrupted
-    from byov.training.run import describe, estimate_seconds, prepare
+    from byov.training.resolve import LEAST_STEPS
+    from byov.training.run import describe, estimate_seconds, prepare, too_short
 
+    new = not options.resume and options.extend is None
+    ours = new and options.recipe is None and "--optim.epochs" not in given  # the length is for us to choose
     console = Console(stderr=True, highlight=False, emoji=False, quiet=_rank() > 0)
     with disk_space_checked(options.out):
         with StageProgress(console) as stages:
@@ -134,10 +138,15 @@ def _train(arguments: list[str]) -> int:
                 options.out,
                 resume=options.resume,
                 extend=options.extend,
+                least_steps=LEAST_STEPS if ours else 0,
                 progress=stages,
                 say=stages.say,
             )
+        if ours and trainer.config.optim.epochs > default.optim.epochs:
+            origin += f", lengthened from {default.optim.epochs} epochs to at least {LEAST_STEPS:,} steps"
         console.print(describe(trainer, origin), soft_wrap=True, markup=False)
+        if warning := too_short(trainer):
+            console.print(warning, soft_wrap=True, markup=False)
         finished = trainer.step >= trainer.total
         length = (
             "this run is finished; --extend EPOCHS lengthens it"

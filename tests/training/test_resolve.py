@@ -36,6 +36,14 @@ def test_the_log_variances_rate_hangs_on_the_steps() -> None:
     assert resolve(Config(optim=Optim(log_variance_lr=0.3)), GREY, 100, flips=True).optim.log_variance_lr == 0.3
 
 
+def test_epochs_are_added_until_there_are_enough_steps() -> None:
+    config = Config(optim=Optim(epochs=12, batch_size=64), calibration=0)
+    few = resolve(config, (3, 96, 96), 100, flips=True, least_steps=1500).optim
+    assert (few.epochs, few.log_variance_lr) == (1500, 8 / 1500)
+    assert resolve(config, (3, 96, 96), 640, flips=True, least_steps=1500).optim.epochs == 150
+    assert resolve(config, (3, 96, 96), 64_000, flips=True, least_steps=1500).optim.epochs == 12
+
+
 def test_lars_has_a_weight_decay_of_its_own() -> None:
     for method, decay in (("byol", 1e-6), ("byov", 0.0)):
         config = Config(method=method, optim=Optim(optimizer="lars", lr=0.3))

@@ -18,6 +18,7 @@ from byov.training.division import set_aside
 T = TypeVar("T")
 
 BLUR_FROM = 64  # pixels: at 32 a blurred image shows nothing
+LEAST_STEPS = 1500  # of a run whose length byov chooses: the maps of docs/working-point.md have 1,560
 WEIGHT_DECAY = {"adamw": 0.05, "lars": 1e-6}  # where nothing is random
 
 
@@ -29,11 +30,17 @@ def choose_recipe(side: int | None) -> str:
 
 
 def resolve(
-    config: Config, image_shape: tuple[int, int, int], images: int, flips: bool, world: int = 1, local: int = 1
+    config: Config,
+    image_shape: tuple[int, int, int],
+    images: int,
+    flips: bool,
+    world: int = 1,
+    local: int = 1,
+    least_steps: int = 0,
 ) -> Config:
     """A config with nothing left open, for `images` training images that are stored in this shape.
 
-    `world` processes train together, `local` of them on this machine.
+    `world` processes train together, `local` of them on this machine. Epochs are added until there are `least_steps`.
     """
     _, height, width = image_shape
     if height != width:
@@ -64,7 +71,7 @@ def resolve(
             where=config.posterior.where or ("all" if config.method in BAYESIAN else "none"),
             variance_floor=_first(config.posterior.variance_floor, math.exp(config.posterior.init_log_variance)),
         ),
-        optim=_optim(config.optim, used, config.method in BAYESIAN, world, config.posterior.scale == "softplus"),
+        optim=_optim(config, used, world, least_steps),
         views=replace(
             config.views,
             first=_view(config.views.first, side, flips, blur=1.0),
@@ -96,18 +103,22 @@ def _first(value: T | None, otherwise: T) -> T:
     return otherwise if value is None else value
 
 
-def _optim(optim: Optim, images: int, bayesian: bool, world: int, softplus: bool) -> Optim:
-    usual = 0.0 if bayesian else WEIGHT_DECAY[optim.optimizer]
+def _optim(config: Config, images: int, world: int, least_steps: int) -> Optim:
+    optim = config.optim
+    usual = 0.0 if config.method in BAYESIAN else WEIGHT_DECAY[optim.optimizer]
     size = optim.batch_size
     if size > images:  # all of them, but so that the processes have as many each
         parts = max(optim.accumulate, 1) * world
         size = images // parts * parts or images
-    steps = max(1, optim.epochs * (images // max(1, size)))
+    an_epoch = max(1, images // max(1, size))
+    epochs = max(optim.epochs, -(-least_steps // an_epoch))
+    rate = log_variance_rate(max(1, epochs * an_epoch), config.posterior.scale == "softplus")
     return replace(
         optim,
+        epochs=epochs,
         batch_size=size,
         weight_decay=_first(optim.weight_decay, usual),
-        log_variance_lr=_first(optim.log_variance_lr, log_variance_rate(steps, softplus)),
+        log_variance_lr=_first(optim.log_variance_lr, rate),
     )
 
 

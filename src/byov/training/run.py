@@ -30,9 +30,10 @@ from byov.training.learners import build_learner
 from byov.training.loop import Trainer, classes_of
 from byov.training.networks import Classifier, Student
 from byov.training.processes import Processes, started
-from byov.training.resolve import cores, resolve, resolve_device
+from byov.training.resolve import LEAST_STEPS, cores, resolve, resolve_device
 
 STATISTICS_IMAGES = 100_000
+FEW_STEPS = 200  # below which a run is worth a warning
 
 
 def prepare(
@@ -41,12 +42,14 @@ def prepare(
     *,
     resume: bool = False,
     extend: int | None = None,
+    least_steps: int = 0,
     progress: Progress = lambda what, done, total: None,
     say: Say = say_on_stderr,
 ) -> Trainer:
     """A trainer for a new run, or for one that goes on where it stopped. Nothing is written unless all is well.
 
-    A source that must be decoded first tells `progress` how it goes, and `say` which files it skipped.
+    A source that must be decoded first tells `progress` how it goes, and `say` which files it skipped. Epochs are added
+    to the config's until there are `least_steps`.
     """
     local, nodes = started()
     fabric = _launch(config, local, nodes) if local * nodes > 1 else None
@@ -67,7 +70,7 @@ def prepare(
             config = _with_calibration_of(config, out)
             if config.threads is not None:  # it was set for the processes of that time
                 config = replace(config, threads=min(config.threads, max(1, cores() // local)))
-        config = _resolved(config, source, data.outline, processes, local)
+        config = _resolved(config, source, data.outline, processes, local, least_steps)
         if goes_on:
             config = _continued(config, out, extend)
     assert config.threads is not None and config.images is not None and config.image_size is not None
@@ -118,12 +121,14 @@ def _check_outline(config: Config, source: Source, processes: Processes, local: 
             build_encoder(config.model, (outline.shape[0], config.image_size, config.image_size))
 
 
-def _resolved(config: Config, source: Source, data: Outline, processes: Processes, local: int) -> Config:
+def _resolved(
+    config: Config, source: Source, data: Outline, processes: Processes, local: int, least_steps: int = 0
+) -> Config:
     """The config, resolved for the training images."""
     if config.method in SUPERVISED and not data.labelled:
         raise BadInput(f"{config.method} needs labels, but {config.data} has none: use byov or byol.")
     config = replace(config, image_size=config.image_size or source.image_size)
-    config = resolve(config, data.shape, data.images, source.flips, processes.world, local)
+    config = resolve(config, data.shape, data.images, source.flips, processes.world, local, least_steps)
     if config.posterior.prior == "pretrained" and config.init is None:
         raise BadInput("the prior `pretrained` needs weights to stand around: give them with --init.")
     return config
@@ -253,16 +258,27 @@ def estimate_seconds(trainer: Trainer, steps: int = 2) -> float:
     return min(took[1:]) * trainer.config.optim.accumulate * (trainer.total - trainer.step)
 
 
+def too_short(trainer: Trainer) -> str | None:
+    """A warning, where a new run can hardly learn anything."""
+    steps = trainer.total
+    if trainer.step or steps >= FEW_STEPS:
+        return None
+    return (
+        f"warning: a run of {steps} step{'s' * (steps != 1)} learns little: give more --optim.epochs (where byov "
+        f"chooses, it takes at least {LEAST_STEPS:,} steps)."
+    )
+
+
 def describe(trainer: Trainer, origin: str) -> str:
     """What will be trained, in three lines."""
     config, posterior = trainer.config, trainer.learner.posterior
-    model, optim = config.model, config.optim
+    model, optim, steps = config.model, config.optim, trainer.steps_per_epoch
     weights = sum(p.numel() for p in posterior.module.parameters()) + posterior.means.numel()
     given = {key: getattr(model, key) for key in ("width", "depth", "patch", "stem", "norm")}
     shape = "".join(f"{key} {value}, " for key, value in given.items() if value is not None)
     lines = [
         f"{config.method} on {config.data}: {config.images:,} images ({config.calibration:,} more set aside), "
-        f"{optim.epochs} epoch{'s' * (optim.epochs != 1)} of {trainer.steps_per_epoch} steps, recipe {origin}",
+        f"{optim.epochs} epoch{'s' * (optim.epochs != 1)} of {steps} step{'s' * (steps != 1)}, recipe {origin}",
         f"{model.backbone}: {shape}{weights:,} weights, {posterior.means.numel():,} of them random; "
         f"batch {optim.batch_size}, {optim.optimizer}, lr {optim.lr:g}",
         f"writing to {trainer.folder} (config.yaml holds every setting)",
