@@ -292,7 +292,7 @@ def no_decoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         def fail(*_: object) -> None:
             raise AssertionError("decoded again")
 
-        monkeypatch.setattr(decoded, "decode", fail)
+        monkeypatch.setattr("byov.data.decode.decode", fail)
 
     yield forbid
 
@@ -360,11 +360,11 @@ def test_a_file_that_may_be_read_by_now(photos: Path, monkeypatch: pytest.Monkey
             raise Unusable("permission denied", lasting=False)
         return decode(path, side)
 
-    monkeypatch.setattr(decoded, "decode", guarded)
+    monkeypatch.setattr("byov.data.decode.decode", guarded)
     assert "b.jpg (permission denied)" in load(photos)[1][0]
     images, said = load(photos)
     assert len(images) == 1 and len(said) == 1  # still not
-    monkeypatch.setattr(decoded, "decode", decode)
+    monkeypatch.setattr("byov.data.decode.decode", decode)
     assert len(load(photos)[0]) == 2
     no_decoding()
     assert len(load(photos)[0]) == 2

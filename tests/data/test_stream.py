@@ -65,6 +65,9 @@ def test_a_stream_knows_that_its_files_have_changed(tmp_path: Path) -> None:
 def test_no_images(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="there are no images in"):
         open_stream(str(tmp_path), 8)
+    (tmp_path / "a.heic").touch()
+    with pytest.raises(BadInput, match=r"but a.heic \(the format heic is not read\); give a folder"):
+        open_stream(str(tmp_path), 8)  # as training says it
     with pytest.raises(BadInput, match="there is no folder"):
         open_stream(f"folder:{tmp_path / 'nowhere'}", 8)
     with pytest.raises(BadInput, match="there is no source"):

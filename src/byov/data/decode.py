@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -29,6 +29,8 @@ _UPRIGHT = {
     7: Transpose.TRANSVERSE,
     8: Transpose.ROTATE_90,
 }
+
+AT_ONCE = 32  # files that a thread decodes before it hands them over
 
 _pillow = Lock()
 
@@ -68,6 +70,17 @@ def decode(path: str | os.PathLike[str], side: int) -> Pixels:
         raise
     except Exception as error:  # a broken file makes Pillow raise almost anything
         raise _unusable(path, error) from error
+
+
+def decode_some(root: Path, side: int, paths: Iterable[str]) -> list[Pixels | Unusable]:
+    """What `decode` makes of files below a folder: a picture each, or why there is none."""
+    results: list[Pixels | Unusable] = []
+    for path in paths:
+        try:
+            results.append(decode(root / path, side))
+        except Unusable as reason:
+            results.append(reason)
+    return results
 
 
 def _square(picture: Image.Image, side: int) -> Pixels:

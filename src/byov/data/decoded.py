@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from byov.data.decode import Pixels, Unusable, decode, pillow_left_to_us
+from byov.data.decode import AT_ONCE, Unusable, decode_some, pillow_left_to_us
 from byov.data.fetch import Progress, data_folder
 from byov.data.listing import File, Listing
 from byov.errors import BadInput
@@ -45,7 +45,6 @@ def say_on_stderr(text: str) -> None:
 
 
 VERSION = 1  # of what `decode` makes of a file: raise it with a change there, and all is decoded anew
-AT_ONCE = 32  # files that a thread decodes before it hands them over
 ABANDONED_SECONDS = 3600  # without a write: the process was killed
 
 
@@ -96,7 +95,7 @@ def _read_skipped(root: Path, folder: Path, side: int) -> list[Skipped] | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     # The digest does not tell that we may read a file by now.
-    results = _decode_some(root, side, [skip.path for skip in skipped if not skip.lasting])
+    results = decode_some(root, side, [skip.path for skip in skipped if not skip.lasting])
     return skipped if all(isinstance(result, Unusable) and not result.lasting for result in results) else None
 
 
@@ -147,7 +146,7 @@ def _write_images(path: Path, root: Path, files: Sequence[File], side: int, prog
     starts = range(0, len(files), AT_ONCE)
     parts = [[file.path for file in files[start : start + AT_ONCE]] for start in starts]
     with path.open("wb") as out, pillow_left_to_us():
-        for start, part, results in zip(starts, parts, in_order(partial(_decode_some, root, side), parts), strict=True):
+        for start, part, results in zip(starts, parts, in_order(partial(decode_some, root, side), parts), strict=True):
             progress(what, start, len(files))
             for name, result in zip(part, results, strict=True):
                 if isinstance(result, Unusable):
@@ -158,16 +157,6 @@ def _write_images(path: Path, root: Path, files: Sequence[File], side: int, prog
         out.flush()
         os.fsync(out.fileno())
     return skipped
-
-
-def _decode_some(root: Path, side: int, paths: Iterable[str]) -> list[Pixels | Unusable]:
-    results: list[Pixels | Unusable] = []
-    for path in paths:
-        try:
-            results.append(decode(root / path, side))
-        except Unusable as reason:
-            results.append(reason)
-    return results
 
 
 def shown(path: str) -> str:

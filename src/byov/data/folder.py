@@ -64,9 +64,9 @@ class Folder:
     def _listing(self, split: Split, progress: Progress) -> Listing:
         for each, root in self.roots.items():  # all splits: they share one list of classes
             if each not in self._listings:
-                self._listings[each] = _list(root, progress)
+                self._listings[each] = list_folder(root, progress)
         if not self._listings[split].files:
-            raise BadInput(_no_images(self.roots[split], self._listings[split]))
+            raise no_images(self.roots[split], self._listings[split])
         return self._listings[split]
 
     def _classes(self, files: Sequence[File]) -> tuple[str, ...] | None:
@@ -113,7 +113,8 @@ def _look_into(path: Path) -> tuple[list[str], bool]:
     return sorted(name for name, folder in visible if folder), loose
 
 
-def _list(root: Path, progress: Progress) -> Listing:
+def list_folder(root: Path, progress: Progress) -> Listing:
+    """The image files below a folder; bad input if one cannot look into it."""
     try:
         return list_images(root, lambda found: progress(f"listing {root}", found, 0))
     except OSError as error:
@@ -132,10 +133,11 @@ def _cannot_look(path: Path, error: OSError) -> BadInput:
     return BadInput(f"cannot look into the folder {path}: {reason}; mend that, or give another folder.")
 
 
-def _no_images(root: Path, listing: Listing) -> str:
+def no_images(root: Path, listing: Listing) -> BadInput:
+    """What is to be said of a listing without files."""
     others = f", but {_named(listing.unread)}" if listing.unread else ""
     kinds = ", ".join(sorted(SUFFIXES))
-    return f"there are no images in {root}{others}; give a folder with files that end in one of {kinds}."
+    return BadInput(f"there are no images in {root}{others}; give a folder with files that end in one of {kinds}.")
 
 
 def _tell_skipped(found: Decoded, root: Path, listing: Listing, say: Say) -> None:

@@ -18,18 +18,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from byov.data.decode import Pixels, Unusable, decode, pillow_left_to_us
+from byov.data.decode import AT_ONCE, Pixels, Unusable, decode, decode_some, pillow_left_to_us
 from byov.data.decoded import Say, say_on_stderr, shown
 from byov.data.fetch import Progress
-from byov.data.folder import split_roots, storage_side
+from byov.data.folder import list_folder, no_images, split_roots, storage_side
 from byov.data.images import ImageSet
-from byov.data.listing import SUFFIXES, list_images
 from byov.data.resample import resized
 from byov.data.sources import Source, open_source
 from byov.errors import BadInput
 from byov.parallel import in_order
-
-AT_ONCE = 32  # files that a thread decodes before it hands them over
 
 
 class Chunk(NamedTuple):
@@ -78,7 +75,7 @@ class Stream:
         assert self.root is not None
         parts = [self.paths[at : min(at + AT_ONCE, stop)] for at in range(start, stop, AT_ONCE)]
         with pillow_left_to_us():
-            yield from in_order(partial(_decode_some, self.root, self.side), parts)
+            yield from in_order(partial(_resized_some, self.root, self.side), parts)
 
     def picture(self, position: int, side: int) -> Pixels | None:
         """One image to look at, uint8 (C, H, W): of a file with this side; None if it has gone since."""
@@ -124,29 +121,16 @@ def _root(source: Source) -> Path | None:
 
 
 def _folder(spec: str, root: Path, image_size: int, progress: Progress) -> Stream:
-    try:
-        listing = list_images(root, lambda found: progress(f"listing {root}", found, 0))
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise BadInput(f"cannot look into the folder {root}: {reason}; mend that, or give another folder.") from error
+    listing = list_folder(root, progress)
     if not listing.files:
-        kinds = ", ".join(sorted(SUFFIXES))
-        raise BadInput(f"there are no images in {root}; give a folder with files that end in one of {kinds}.")
+        raise no_images(root, listing)
     paths = [file.path for file in listing.files]
     unread = [(shown(path), reason) for path, reason in listing.unread]
     return Stream(spec, list(map(shown, paths)), listing.digest(), 3, image_size, unread, root, paths)
 
 
-def _decode_some(root: Path, side: int, paths: Sequence[str]) -> list[Tensor | Unusable]:
-    results: list[Tensor | Unusable] = []
-    for path in paths:
-        try:
-            results.append(torch.from_numpy(decode(root / path, storage_side(side))))
-        except Unusable as reason:
-            results.append(reason)
-    whole = [i for i, result in enumerate(results) if isinstance(result, Tensor)]
-    if whole:
-        small = resized(torch.stack([results[i] for i in whole]), side)  # type: ignore[misc]
-        for i, image in zip(whole, small, strict=True):
-            results[i] = image
-    return results
+def _resized_some(root: Path, side: int, paths: Sequence[str]) -> list[Tensor | Unusable]:
+    pictures = decode_some(root, storage_side(side), paths)
+    whole = [torch.from_numpy(picture) for picture in pictures if not isinstance(picture, Unusable)]
+    small = iter(resized(torch.stack(whole), side) if whole else ())
+    return [picture if isinstance(picture, Unusable) else next(small) for picture in pictures]
