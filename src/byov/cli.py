@@ -143,7 +143,7 @@ def _train(arguments: list[str]) -> int:
                 say=stages.say,
             )
         if ours and trainer.config.optim.epochs > default.optim.epochs:
-            origin += f", lengthened from {default.optim.epochs} epochs to at least {LEAST_STEPS:,} steps"
+            origin += f", lengthened from {default.optim.epochs} epochs since there are few"
         console.print(describe(trainer, origin), soft_wrap=True, markup=False)
         if warning := too_short(trainer):
             console.print(warning, soft_wrap=True, markup=False)

@@ -49,9 +49,9 @@ def folds(keys: Iterable[tuple[int, ...]], device: torch.device | str = "cpu") -
 def chunk_generator(seed: int, chunk: int) -> torch.Generator:
     """A generator for a chunk of a draw.
 
-    torch's looks at 32 bits of a seed on a CPU. Counted up, no two chunks of a draw share them. Two draws do where their
-    seeds are nearer than they have chunks: of 2.7M weights 4 pairs in 20,000 draws, each with a part of its noise, at
-    other weights. More bits would cost more than the noise.
+    torch's looks at 32 bits of a seed on a CPU. Counted up, no two chunks of a draw share them. Two draws do where
+    their seeds are nearer than they have chunks: of 2.7M weights some 4 pairs in 20,000 draws, each with a part of its
+    noise, at other weights. More bits would have to be mixed into the generator's state, chunk by chunk.
     """
     return torch.Generator().manual_seed((seed + chunk) & 0xFFFFFFFF)
 

@@ -75,8 +75,9 @@ def test_what_cannot_work_is_refused(changes: dict[str, object], word: str) -> N
 
 def test_with_another_backbone_only_what_applies_stays() -> None:
     vit = Model("vit-micro", width=16, depth=1, stem="conv", pool="cls", head_hidden=8)
-    assert with_backbone(vit, "vit-mini") == replace(vit, backbone="vit-mini")
-    assert with_backbone(vit, "resnet-18") == Model("resnet-18", width=16, head_hidden=8)
+    assert with_backbone(vit, "vit-micro") is vit
+    assert with_backbone(vit, "vit-mini") == Model("vit-mini", stem="conv", pool="cls", head_hidden=8)
+    assert with_backbone(vit, "resnet-18") == Model("resnet-18", head_hidden=8)
     assert with_backbone(vit, "timm:resnet18") == Model("timm:resnet18", head_hidden=8)
     resnet = Model("resnet-18", stem="cifar", norm="group")
     assert with_backbone(resnet, "resnet-50") == replace(resnet, backbone="resnet-50")

@@ -38,8 +38,9 @@ def test_the_log_variances_rate_hangs_on_the_steps() -> None:
 
 def test_epochs_are_added_until_there_are_enough_steps() -> None:
     config = Config(optim=Optim(epochs=12, batch_size=64), calibration=0)
-    few = resolve(config, (3, 96, 96), 100, flips=True, least_steps=1500).optim
-    assert (few.epochs, few.log_variance_lr) == (1500, 8 / 1500)
+    few = resolve(config, (3, 96, 96), 256, flips=True, least_steps=1500).optim
+    assert (few.epochs, few.log_variance_lr) == (375, 8 / 1500)
+    assert resolve(config, (3, 96, 96), 40, flips=True, least_steps=1500).optim.epochs == 500
     assert resolve(config, (3, 96, 96), 640, flips=True, least_steps=1500).optim.epochs == 150
     assert resolve(config, (3, 96, 96), 64_000, flips=True, least_steps=1500).optim.epochs == 12
 

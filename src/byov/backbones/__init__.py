@@ -61,8 +61,10 @@ def family_of(backbone: str) -> Family:
 
 
 def with_backbone(config: Model, backbone: str) -> Model:
-    """A config with another backbone; what shaped the one before and does not apply to this one is dropped."""
-    moved = replace(config, backbone=backbone)
+    """A config with another backbone: the size of the one before is dropped, and what does not apply to this one."""
+    if backbone == config.backbone:
+        return config
+    moved = replace(config, backbone=backbone, width=None, depth=None, heads=None)
     dropped: dict[str, Any] = dict.fromkeys(unfit(moved, family_of(backbone).USES))
     return replace(moved, **dropped)
 

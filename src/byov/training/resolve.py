@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 BLUR_FROM = 64  # pixels: at 32 a blurred image shows nothing
 LEAST_STEPS = 1500  # of a run whose length byov chooses: the maps of docs/working-point.md have 1,560
+MOST_EPOCHS = 500  # that are chosen for it: a hundred images are learned by heart before
 WEIGHT_DECAY = {"adamw": 0.05, "lars": 1e-6}  # where nothing is random
 
 
@@ -40,7 +41,8 @@ def resolve(
 ) -> Config:
     """A config with nothing left open, for `images` training images that are stored in this shape.
 
-    `world` processes train together, `local` of them on this machine. Epochs are added until there are `least_steps`.
+    `world` processes train together, `local` of them on this machine. Epochs are added until there are `least_steps`
+    (or MOST_EPOCHS).
     """
     _, height, width = image_shape
     if height != width:
@@ -111,7 +113,7 @@ def _optim(config: Config, images: int, world: int, least_steps: int) -> Optim:
         parts = max(optim.accumulate, 1) * world
         size = images // parts * parts or images
     an_epoch = max(1, images // max(1, size))
-    epochs = max(optim.epochs, -(-least_steps // an_epoch))
+    epochs = max(optim.epochs, min(MOST_EPOCHS, -(-least_steps // an_epoch)))
     rate = log_variance_rate(max(1, epochs * an_epoch), config.posterior.scale == "softplus")
     return replace(
         optim,

@@ -264,8 +264,8 @@ def too_short(trainer: Trainer) -> str | None:
     if trainer.step or steps >= FEW_STEPS:
         return None
     return (
-        f"warning: a run of {steps} step{'s' * (steps != 1)} learns little: give more --optim.epochs (where byov "
-        f"chooses, it takes at least {LEAST_STEPS:,} steps)."
+        f"warning: a run of {steps} step{'s' * (steps != 1)} learns little: give more --optim.epochs "
+        f"({LEAST_STEPS:,} steps are what byov aims at where it chooses)."
     )
 
 
