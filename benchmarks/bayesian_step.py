@@ -11,7 +11,7 @@ from typing import Any
 from conductor import Variant, fastest, interleave, ratios, summary
 from models import TASKS, classifier
 
-DETERMINISTIC = "deterministic"
+DETERMINISTIC, KEPT = "deterministic", "deterministic, freed memory kept"
 OURS = {"byov, priors.add_kl": "byov_add_kl", "byov, KL in the loss": "byov_kl_in_loss"}  # their factories
 PEERS = ("bayesian-torch", "torch-uncertainty", "blitz")
 IVON = "IVON, with its update"
@@ -31,6 +31,7 @@ def _measure(task: str, rounds: int, steps: int) -> dict[str, Any]:
     ours = fastest(both, steps=steps).name
     variants = [
         variant(DETERMINISTIC, "deterministic"),
+        variant(KEPT, "deterministic_kept"),
         *both,
         variant(PEERS[0], "bayesian_torch", kind=best.name),
         variant(PEERS[1], "torch_uncertainty"),
@@ -48,5 +49,6 @@ def _measure(task: str, rounds: int, steps: int) -> dict[str, Any]:
         "ours_chosen_before": True,
         "milliseconds": {name: 1e3 * summary(t).median for name, t in times.items()},
         "ratio": {name: ratios(times, name, DETERMINISTIC) for name in times},
+        "to_kept": ratios(times, ours, KEPT),
         "speedup": {name: ratios(times, name, ours) for name in (*PEERS, IVON)},
     }

@@ -34,6 +34,14 @@ def deterministic(task: str) -> Turn:
     return _turn(model.zero_grad, lambda x, y: F.cross_entropy(model(x), y).backward(), task)
 
 
+def deterministic_kept(task: str) -> Turn:
+    """With the memory that byov's draws make glibc keep: what a posterior costs beyond that."""
+    from byov.parallel import keep_freed_memory
+
+    keep_freed_memory()
+    return deterministic(task)
+
+
 def byov_add_kl(task: str) -> Turn:
     """The KL's gradient by formula, after backward."""
     from byov import Posterior, priors

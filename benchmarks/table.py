@@ -120,6 +120,9 @@ def _bayesian_rows(part: Part) -> Iterable[Row]:
         # Results of an earlier time chose ours by the measured run itself.
         note = it["ours"] + ("" if it.get("ours_chosen_before") else ", the better of two in this run")
         yield _row(what, "deterministic step", it["ratio"][it["ours"]], most(bar), note)
+        if "to_kept" in it:
+            note = "for information: byov's draws make glibc keep freed memory, which helps any step"
+            yield _row(what, "deterministic step, freed memory kept", it["to_kept"], None, note)
         for peer in PEERS:
             note = f"{peer} takes {it['ratio'][peer][0]:.2f}x the deterministic step"
             note += f" ({it['bayesian_torch']})" if peer == "bayesian-torch" else ""

@@ -47,8 +47,9 @@ TRICKS = {
     "own threads, Bayesian step 21M": Trick("byov.randomness", "for_each", one_by_one, LARGE),
     "KL in chunks, Bayesian step 21M": Trick("byov.priors", "in_chunks", at_once, LARGE),
     "own threads, views at 224 px": Trick("byov.data.views", "for_each", one_by_one, LARGE_VIEWS),
-    "keeping freed memory, views at 32 px": Trick("byov.data.views", "_keep_freed_memory", lambda: None, VIEWS),
-    "keeping freed memory, views at 224 px": Trick("byov.data.views", "_keep_freed_memory", lambda: None, LARGE_VIEWS),
+    "keeping freed memory, Bayesian step 2.7M": Trick("byov.posterior", "keep_freed_memory", lambda: None, STEP),
+    "keeping freed memory, views at 32 px": Trick("byov.data.views", "keep_freed_memory", lambda: None, VIEWS),
+    "keeping freed memory, views at 224 px": Trick("byov.data.views", "keep_freed_memory", lambda: None, LARGE_VIEWS),
 }
 
 

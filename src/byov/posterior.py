@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 from byov import randomness
 from byov.errors import BadInput
 from byov.flipout import flipped
-from byov.parallel import in_chunks
+from byov.parallel import in_chunks, keep_freed_memory
 from byov.segments import Flattened, Where, untied
 
 FORMAT = "byov-posterior-1"
@@ -54,6 +54,7 @@ def draw_(out: Tensor, means: Tensor, log_variances: Tensor, seed: int) -> Tenso
     if out.device.type != "cpu":
         randomness.normal_(out, seed)
         return out.mul_(torch.exp(log_variances * 0.5)).add_(means)
+    keep_freed_memory()
 
     def chunk(noise: torch.Generator, start: int, stop: int) -> None:
         w = out[start:stop].normal_(generator=noise)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from byov.config import View, Views
 from byov.data.colour import NEUTRAL, grey_, jitter_, solarise_
 from byov.data.resample import Boxes, blur_, by_matrices, resized_crop
 from byov.errors import BadInput
-from byov.parallel import for_each
+from byov.parallel import for_each, keep_freed_memory
 from byov.randomness import folds, hashed_uniforms
 
 TRIES = 10  # of a crop, before the fallback: torchvision's RandomResizedCrop
@@ -165,7 +164,7 @@ def apply(images: Tensor, parameters: Parameters, size: int) -> Tensor:
 
     step = max(1, CHUNK // (images.shape[1] * size * size)) if cpu else max(1, count)
     if cpu:
-        _keep_freed_memory()
+        keep_freed_memory()
     if cpu and not by_matrices(images, size):  # an image at a time, so on threads of ours, at least a chunk for each
         step = max(1, min(step, -(-count // torch.get_num_threads())))
         for_each(fill, range(0, count, step))
@@ -181,13 +180,3 @@ def _fill(out: Tensor, images: Tensor, parameters: Parameters) -> None:
     grey_(out, parameters.grey)
     blur_(out, parameters.sigma, parameters.blur)
     solarise_(out, parameters.solarise)
-
-
-@cache
-def _keep_freed_memory() -> None:
-    """Makes glibc keep freed temporaries instead of handing them back to the system and faulting them in again.
-
-    Its threshold for doing so follows the largest block freed, up to 32 MiB; so free one such block, once a process.
-    At 32 px and batch 128 views then take two thirds of the time. Other allocators do not care.
-    """
-    torch.empty(31 << 20, dtype=torch.uint8)
