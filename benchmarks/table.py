@@ -31,7 +31,8 @@ WHY: dict[str, str] = {
     "Bayesian step, 2.7M parameters, batch 64 / deterministic step": (
         "half of what is added is the draw: 10 ms alone, 15 to 18 ms in a step, where the second thread of torch still "
         "spins for some milliseconds after its last operation and takes a core from ours. A lower GOMP_SPINCOUNT "
-        "helps the draw and was not seen to help the step."
+        "helps the draw and was not seen to help the step. Making the next draw's noise in a thread of its own during "
+        "this step was tried and gained nothing: torch's two threads then share their cores with a third."
     ),
     "Bayesian step, 21M parameters, batch 16 / deterministic step": (
         "exact normal numbers cost 4.3 ns each on a core (torch makes them by scalar code; a counter-based hash with "
