@@ -30,22 +30,15 @@ def one_by_one(work: Callable[[Any], object], items: Iterable[Any]) -> None:
             work(item)
 
 
-def at_once(flat: Any, work: Callable[[int, int], object]) -> None:
-    """Instead of chunks that stay in the cache: each operation over all of it."""
-    import torch
-
-    with torch.no_grad():
-        work(0, flat.numel())
-
-
 STEP = ("peers", "byov_add_kl", {"task": "2.7M"})
 LARGE = ("peers", "byov_add_kl", {"task": "21M"})
 VIEWS = ("views", "byov", {"side": 32})
 LARGE_VIEWS = ("views", "byov", {"side": 224})
 TRICKS = {
-    "own threads, Bayesian step 2.7M": Trick("byov.randomness", "for_each", one_by_one, STEP),
-    "own threads, Bayesian step 21M": Trick("byov.randomness", "for_each", one_by_one, LARGE),
-    "KL in chunks, Bayesian step 21M": Trick("byov.priors", "in_chunks", at_once, LARGE),
+    "compiled loops, Bayesian step 2.7M": Trick("byov.fused", "fits", lambda *tensors: False, STEP),
+    "compiled loops, Bayesian step 21M": Trick("byov.fused", "fits", lambda *tensors: False, LARGE),
+    "own threads, Bayesian step 2.7M": Trick("byov.fused", "for_each", one_by_one, STEP),
+    "own threads, Bayesian step 21M": Trick("byov.fused", "for_each", one_by_one, LARGE),
     "own threads, views at 224 px": Trick("byov.data.views", "for_each", one_by_one, LARGE_VIEWS),
     "keeping freed memory, Bayesian step 2.7M": Trick("byov.posterior", "keep_freed_memory", lambda: None, STEP),
     "keeping freed memory, views at 32 px": Trick("byov.data.views", "keep_freed_memory", lambda: None, VIEWS),

@@ -1,8 +1,7 @@
-"""Work in chunks: by threads of our own where torch would use one core, by torch's own where it uses all.
+"""Work over threads of our own, where torch would use one core: compiled loops, noise, decoding.
 
-A thread of ours holds Python's lock between two operations and sleeps while it waits for it, so ours pay where an
-operation is long (noise, decoding), not where it is short. Passes over memory are many short operations: there torch's
-threads do half the time of ours (KL of 2.7M weights, 2 threads: 5 against 10 ms), in chunks that stay in the cache.
+A thread of ours holds Python's lock between two operations and sleeps while it waits for it, so that ours pay where an
+operation is long, not where it is short.
 """
 
 from __future__ import annotations
@@ -16,13 +15,11 @@ from threading import Barrier
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 AHEAD = 4  # results a thread that may wait to be taken
-CHUNK = 1 << 19  # numbers a chunk of a pass over memory: 2 MiB of float32, so that a chunk stays in the cache
 
 
 def for_each(work: Callable[[T], object], items: Iterable[T]) -> None:
@@ -38,18 +35,6 @@ def for_each(work: Callable[[T], object], items: Iterable[T]) -> None:
 
     threads = torch.get_num_threads()
     list(map(take_turns, [0]) if threads == 1 else _workers(threads).map(take_turns, range(threads)))
-
-
-@torch.no_grad()
-def in_chunks(flat: Tensor, work: Callable[[int, int], object]) -> None:
-    """Calls work(start, stop) for all of a flat tensor, chunk after chunk, each on all of torch's threads, no autograd.
-
-    On a GPU, which wants few large operations, all of it is one chunk.
-    """
-    count = flat.numel()
-    step = CHUNK if flat.device.type == "cpu" else max(1, count)
-    for start in range(0, count, step):
-        work(start, min(start + step, count))
 
 
 def in_order(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:

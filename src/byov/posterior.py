@@ -24,10 +24,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from byov import randomness
+from byov import fused, randomness
 from byov.errors import BadInput
 from byov.flipout import flipped
-from byov.parallel import in_chunks, keep_freed_memory
+from byov.parallel import keep_freed_memory
 from byov.segments import Flattened, Where, untied
 
 FORMAT = "byov-posterior-1"
@@ -50,29 +50,18 @@ class Prediction(NamedTuple):
 
 
 def draw_(out: Tensor, means: Tensor, log_variances: Tensor, seed: int) -> Tensor:
-    """Writes one draw, mean + sigma * noise, into `out`; chunk by chunk, so that it is one pass over memory."""
-    if out.device.type != "cpu":
-        randomness.normal_(out, seed)
-        return out.mul_(torch.exp(log_variances * 0.5)).add_(means)
-    keep_freed_memory()
-
-    def chunk(noise: torch.Generator, start: int, stop: int) -> None:
-        w = out[start:stop].normal_(generator=noise)
-        w.mul_(log_variances[start:stop].mul(0.5).exp_()).add_(means[start:stop])
-
-    randomness.for_each_chunk(out, seed, chunk)
-    return out
+    """Writes one draw, mean + sigma * noise, into `out`; on a CPU in one pass over memory."""
+    if fused.fits(out, means, log_variances):
+        keep_freed_memory()
+        return fused.draw_(out, means, log_variances, seed)
+    return randomness.normal_(out, seed).mul_(torch.exp(log_variances * 0.5)).add_(means)
 
 
 def _to_log_variances(out: Tensor, weights: Tensor, means: Tensor, gradient: Tensor) -> Tensor:
-    """Writes (weight - mean) / 2 * gradient into `out`; on a CPU chunk by chunk, so that it is one pass over memory."""
-
-    def chunk(start: int, stop: int) -> None:
-        part = torch.sub(weights[start:stop], means[start:stop], out=out[start:stop])
-        part.mul_(gradient[start:stop]).mul_(0.5)
-
-    in_chunks(out, chunk)
-    return out
+    """Writes (weight - mean) / 2 * gradient into `out`."""
+    if fused.fits(out, weights, means, gradient):
+        return fused.to_log_variances_(out, weights, means, gradient)
+    return torch.sub(weights, means, out=out).mul_(gradient).mul_(0.5)
 
 
 def _sample(means: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ here know their gradient by formula: with means m and variances v against m0 and
     KL = sum of ((v + (m - m0)^2) / v0 - 1 - log v + log v0) / 2
     dKL/dm = (m - m0) / v0,   dKL/dlog v = (v / v0 - 1) / 2
 
-`add_kl` puts that gradient straight onto the posterior's gradients, in one pass over memory where autograd makes a
-dozen. No gradient flows into a prior.
+`add_kl` puts that gradient straight onto the posterior's gradients: on a CPU in one pass over memory, where autograd
+makes a dozen. No gradient flows into a prior.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from byov.parallel import in_chunks
+from byov import fused
 from byov.posterior import Posterior, Prior
-
-Number = Tensor | float
 
 
 def add_kl(posterior: Posterior, prior: Prior, scale: float) -> Tensor:
@@ -64,49 +62,30 @@ class Gaussian:
     def evaluate(
         self, means: Tensor, log_variances: Tensor, gradients: tuple[Tensor, Tensor] | None = None, scale: float = 1.0
     ) -> Tensor:
-        """The KL; adds scale * its gradient to `gradients`, in place, chunk by chunk: one pass over memory."""
-        for value in (self.mean, self.variance):
-            if isinstance(value, Tensor) and value.shape != means.shape:
-                sizes = f"{tuple(value.shape)} weights, the posterior over {tuple(means.shape)}"
+        """The KL; adds scale * its gradient to `gradients`, in place. On a CPU it is one pass over memory."""
+        mean, variance = (value if isinstance(value, Tensor) else None for value in (self.mean, self.variance))
+        for tensor in (mean, variance):
+            if tensor is not None and tensor.shape != means.shape:
+                sizes = f"{tuple(tensor.shape)} weights, the posterior over {tuple(means.shape)}"
                 raise ValueError(f"the prior is over {sizes}.")
+        centred = mean is not None or not self.mean
+        if centred and fused.fits(means, log_variances, mean, variance, *(gradients or ())):
+            least = self.floor if variance is not None else max(float(self.variance), self.floor)
+            return fused.kl(means, log_variances, mean, variance, least, gradients, scale)
         precise = torch.promote_types(means.dtype, torch.float32)
-        total = torch.zeros((), dtype=torch.float64, device=means.device)
-
-        def chunk(start: int, stop: int) -> None:
-            log_v = log_variances[start:stop].to(precise)
-            mean0, v0, log_v0 = self._slice(start, stop, precise)
-            away = means[start:stop].to(precise)
-            if isinstance(mean0, Tensor) or mean0:
-                away = away - mean0
-            variance = log_v.exp()
-            if isinstance(v0, Tensor):
-                pull, factor = away / v0, scale
-                excess = variance.div_(v0).sub_(1)
-                total.add_((excess - (log_v - log_v0)).sum() + torch.dot(away, pull))
-            else:  # a number leaves the sums, and half of the passes over memory with it
-                pull, factor = away, scale / v0
-                squares, variances = torch.dot(away, away).double(), variance.sum(dtype=torch.float64)
-                total.add_((squares + variances) / v0 - len(away) - (log_v - log_v0).sum())
-                excess = variance.sub_(v0)
-            if gradients is not None:
-                gradients[0][start:stop].add_(pull, alpha=factor)
-                gradients[1][start:stop].add_(excess, alpha=0.5 * factor)
-
-        in_chunks(means, chunk)
+        v0 = torch.as_tensor(self.variance, dtype=precise, device=means.device).clamp(min=self.floor)
+        away, log_v = means.to(precise) - self.mean, log_variances.to(precise)
+        v = log_v.exp()
+        total = ((v + away * away) / v0 - 1 - (log_v - v0.log())).sum(dtype=torch.float64)
+        if gradients is not None:
+            gradients[0].add_(away / v0, alpha=scale)
+            gradients[1].add_(v / v0 - 1, alpha=0.5 * scale)
         return total.mul_(0.5).to(precise)
 
     def _among(self, indices: Tensor) -> Gaussian:
         """The same prior over some of the weights."""
         mean, variance = (v[indices] if isinstance(v, Tensor) else v for v in (self.mean, self.variance))
         return Gaussian(mean, variance, self.floor)
-
-    def _slice(self, start: int, stop: int, dtype: torch.dtype) -> tuple[Number, Number, Number]:
-        """Mean, variance and log-variance of a slice of the weights."""
-        mean = self.mean[start:stop].to(dtype) if isinstance(self.mean, Tensor) else self.mean
-        if isinstance(self.variance, Tensor):
-            variance = self.variance[start:stop].to(dtype).clamp(min=self.floor)
-            return mean, variance, variance.log()
-        return mean, max(self.variance, self.floor), math.log(max(self.variance, self.floor))
 
 
 class _GaussianKL(torch.autograd.Function):
@@ -122,8 +101,8 @@ class _GaussianKL(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         means, log_variances, *_ = ctx.saved_tensors
         gradients = torch.zeros_like(means), torch.zeros_like(log_variances)
-        ctx.prior.evaluate(means, log_variances, gradients)
-        return gradients[0].mul_(grad), gradients[1].mul_(grad), None
+        ctx.prior.evaluate(means, log_variances, gradients, float(grad))
+        return *gradients, None
 
 
 class Standard(Gaussian):

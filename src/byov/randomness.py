@@ -5,12 +5,13 @@ make two processes equal one, and keep the number of threads out of the result.
 
 Two kinds of numbers come from a key:
 - `uniforms`: a few numbers for each of many images, by a counter-based hash, on the images' own device.
-- `normal_`: many normal numbers for the weights, in fixed chunks, each from a generator of its own.
+- `normal_`: many normal numbers for the weights, in fixed chunks, each from a generator of its own; `byov.fused` makes
+  those of float32 weights on a CPU, by a compiled loop, from the same chunks and generators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -90,20 +91,17 @@ def hashed_uniforms(ids: Tensor, seed: Tensor | int, count: int) -> Tensor:
     return ((bits >> 40) & 0xFFFFFF).to(torch.float32) * 2.0**-24  # the top 24 bits: all that a float32 holds
 
 
-def for_each_chunk(out: Tensor, seed: int, work: Callable[[torch.Generator, int, int], object]) -> None:
-    """Calls work(generator, start, stop) for the fixed chunks of a flat CPU tensor, over our own threads: torch makes
-    normal numbers on one core."""
-    count = out.numel()
-
-    def chunk(start: int) -> None:
-        work(chunk_generator(seed, start // CHUNK), start, min(start + CHUNK, count))
-
-    for_each(chunk, range(0, count, CHUNK))
-
-
 def normal_(out: Tensor, *key: int) -> Tensor:
-    """Fills a flat tensor with N(0, 1), independent for every key, in place."""
+    """Fills a flat tensor with N(0, 1), independent for every key, in place.
+
+    On a CPU over threads of our own: torch makes normal numbers on one core. (Draws of float32 weights: `byov.fused`.)
+    """
     if out.device.type != "cpu":
         return out.normal_(generator=generator(*key, device=out.device))
-    for_each_chunk(out, fold(*key), lambda noise, start, stop: out[start:stop].normal_(generator=noise))
+    seed = fold(*key)
+
+    def chunk(start: int) -> None:
+        out[start : start + CHUNK].normal_(generator=chunk_generator(seed, start // CHUNK))
+
+    for_each(chunk, range(0, out.numel(), CHUNK))
     return out
