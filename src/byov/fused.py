@@ -50,7 +50,7 @@ def _over_spans(flats: list[Tensor | None], work: Callable[..., object], changed
 
 
 def draw_(out: Tensor, means: Tensor, log_variances: Tensor, seed: int) -> Tensor:
-    """Writes mean + sigma * noise into `out`; the noise is that of `randomness.for_each_chunk`, up to rounding."""
+    """Writes mean + sigma * noise into `out`; the noise is that of `randomness.chunk_generator`, up to rounding."""
     draw, chunks = _kernels().draw, SPAN // CHUNK
 
     def span(number: int, *flats: object) -> None:
