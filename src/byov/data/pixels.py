@@ -31,7 +31,7 @@ NEGLIGIBLE = np.float32(1e-9)  # of a blur: weights of less cannot be seen in a 
 
 
 def compiled(function: F) -> F:
-    return njit(nogil=True, cache=True, fastmath={"contract"})(function)  # type: ignore[no-any-return]
+    return njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")(function)  # type: ignore[no-any-return]
 
 
 @compiled
