@@ -46,7 +46,7 @@ def make_views(out: Floats, images: NDArray[np.uint8], parameters: Any, start: i
     first, weights, lines = np.empty(size, np.int64), np.empty((taps, size), np.float32), np.zeros((4, size), np.float32)
     columns = np.zeros((width + taps, channels * height), np.float32)
     resized = np.zeros((size, channels * height), np.float32)
-    rows = np.zeros((channels * height + taps, size), np.float32)
+    rows, wide_line = np.zeros((height + taps, channels * size), np.float32), np.zeros(channels * size, np.float32)
     plane = np.zeros((size, size), np.float32)
     kernel, line = np.zeros(size + 4, np.float32), np.zeros(3 * size + 8, np.float32)
     for i in range(start, stop):
@@ -57,14 +57,14 @@ def make_views(out: Floats, images: NDArray[np.uint8], parameters: Any, start: i
         _columns(images[i % count], top, left, tall, wide, columns)
         used = _filter(wide, size, BYTE, first, weights, lines)
         _resize_columns(columns, first, weights, used, parameters.flip[i], channels * tall, resized)
-        _rows(resized, channels * tall, rows)
+        _rows(resized, channels, tall, rows)
         used = _filter(tall, size, ONE, first, weights, lines)
-        _resize_rows(rows, first, weights, used, tall, lines[0], view)
+        _resize_rows(rows, first, weights, used, wide_line, view)
         _jitter(view, parameters.order[i], parameters.factors[i], lines[0])
         if parameters.grey[i] and channels == 3:
             _grey(view)
         if parameters.blur[i]:
-            _blur(view, parameters.sigma[i], kernel, line, plane)
+            _blur(view, parameters.sigma[i], kernel, line, lines[0], plane)
         if parameters.solarise[i]:
             _solarise(view)
 
@@ -127,33 +127,31 @@ def _resize_columns(
     size = len(first)
     for place in range(size):
         x = size - 1 - place if flip else place
-        _weigh(columns, first[x], 1, weights, taps, x, resized[place, :length])
+        _weigh(columns, first[x], weights, taps, x, resized[place, :length])
 
 
 @compiled
-def _rows(resized: Floats, length: int, rows: Floats) -> None:
-    """Columns back to rows."""
-    for x in range(len(resized)):
-        for y in range(length):
-            rows[y, x] = resized[x, y]
-
-
-@compiled
-def _resize_rows(
-    rows: Floats, first: Any, weights: Floats, taps: int, tall: int, line: Floats, view: Floats
-) -> None:
-    channels, size = view.shape[0], view.shape[1]
+def _rows(resized: Floats, channels: int, tall: int, rows: Floats) -> None:
+    """Columns become rows again: all channels' pixels side by side."""
+    size = len(resized)
     for c in range(channels):
-        for y in range(size):
-            _weigh(rows, c * tall + first[y], 1, weights, taps, y, line)
+        for y in range(tall):
             for x in range(size):
-                value = line[x]
-                value = value if value > ZERO else ZERO
-                view[c, y, x] = value if value < ONE else ONE
+                rows[y, c * size + x] = resized[x, c * tall + y]
 
 
 @compiled
-def _weigh(lines: Floats, start: int, _: int, weights: Floats, taps: int, place: int, out: Floats) -> None:
+def _resize_rows(rows: Floats, first: Any, weights: Floats, taps: int, line: Floats, view: Floats) -> None:
+    channels, size = view.shape[0], view.shape[1]
+    for y in range(size):
+        _weigh(rows, first[y], weights, taps, y, line)
+        for c in range(channels):
+            for x in range(size):
+                view[c, y, x] = _unit(line[c * size + x])
+
+
+@compiled
+def _weigh(lines: Floats, start: int, weights: Floats, taps: int, place: int, out: Floats) -> None:
     """The sum of `taps` neighbouring lines, each with its weight."""
     for k in range(0, taps, 4):
         a, b, c, d = weights[k, place], weights[k + 1, place], weights[k + 2, place], weights[k + 3, place]
@@ -164,6 +162,13 @@ def _weigh(lines: Floats, start: int, _: int, weights: Floats, taps: int, place:
         else:
             for i in range(len(out)):
                 out[i] += a * lines[line, i] + b * lines[line + 1, i] + c * lines[line + 2, i] + d * lines[line + 3, i]
+
+
+@compiled
+def _unit(value: Any) -> Any:
+    """The value, in [0, 1]."""
+    value = value if value > ZERO else ZERO
+    return value if value < ONE else ONE
 
 
 # --------------------------------------------------------------------------------------------------------------- colour
@@ -183,13 +188,6 @@ def _jitter(view: Floats, order: Any, factors: Floats, line: Floats) -> None:
             _saturate(view, factor)
         elif kind == HUE and factor != ZERO and colours:
             _shift_hue(view, factor)
-
-
-@compiled
-def _unit(value: Any) -> Any:
-    """The value, in [0, 1]."""
-    value = value if value > ZERO else ZERO
-    return value if value < ONE else ONE
 
 
 @compiled
@@ -276,41 +274,52 @@ _kernel_size = njit(blur_kernel_size)
 
 
 @compiled
-def _blur(view: Floats, sigma: Any, kernel: Floats, line: Floats, plane: Floats) -> None:
+def _blur(view: Floats, sigma: Any, kernel: Floats, line: Floats, blurred: Floats, plane: Floats) -> None:
     """Gaussian, with mirrored borders: down the columns into a line, then along it."""
     size = view.shape[1]
     reach = _gaussian(sigma, _kernel_size(size) // 2, kernel)
-    middle = line[reach : reach + size]
     for c in range(view.shape[0]):
         plane[:] = view[c]
         for y in range(size):
+            _blur_down(plane, y, kernel, reach, line)
+            _blur_along(line, kernel, reach, size, blurred)
             for x in range(size):
-                middle[x] = kernel[0] * plane[y, x]
-            for k in range(1, reach + 1, 2):
-                above, below = _mirror(y - k, size), _mirror(y + k, size)
-                upper, lower = _mirror(y - k - 1, size), _mirror(y + k + 1, size)
-                a, b = kernel[k], kernel[k + 1]
-                for x in range(size):
-                    middle[x] += a * (plane[above, x] + plane[below, x]) + b * (plane[upper, x] + plane[lower, x])
-            for k in range(1, reach + 1):
-                line[reach - k] = line[reach + k]
-                line[reach + size - 1 + k] = line[reach + size - 1 - k]
-            _along(line, kernel, reach, view[c, y])
+                view[c, y, x] = _unit(blurred[x])  # for rounding: 1 stays 1
 
 
 @compiled
-def _along(line: Floats, kernel: Floats, reach: int, out: Floats) -> None:
-    """Blurs a line that goes on for `reach` at both ends. The clamp is for rounding: 1 stays 1."""
-    size = len(out)
-    middle = line[reach : reach + size]
+def _blur_down(plane: Floats, y: int, kernel: Floats, reach: int, line: Floats) -> None:
+    """A row, each of its pixels with those above and below it, and its mirrored ends: both three pairs at a time."""
+    size, edge = len(plane), reach + 2
+    out, weight = line[edge : edge + size], kernel[0]
     for x in range(size):
-        out[x] = kernel[0] * middle[x]
-    for k in range(1, reach + 1):
-        before, after, weight = line[reach - k : reach - k + size], line[reach + k : reach + k + size], kernel[k]
+        out[x] = weight * plane[y, x]
+    for k in range(1, reach + 1, 3):
+        a, b, c = _mirror(y - k, size), _mirror(y - k - 1, size), _mirror(y - k - 2, size)
+        d, e, f = _mirror(y + k, size), _mirror(y + k + 1, size), _mirror(y + k + 2, size)
+        near, middle, far = kernel[k], kernel[k + 1], kernel[k + 2]
         for x in range(size):
-            out[x] += weight * (before[x] + after[x])
+            pairs = near * (plane[a, x] + plane[d, x]) + middle * (plane[b, x] + plane[e, x])
+            out[x] += pairs + far * (plane[c, x] + plane[f, x])
+    for k in range(1, edge + 1):
+        line[edge - k] = out[_mirror(k, size)]
+        line[edge + size - 1 + k] = out[_mirror(size - 1 + k, size)]
+
+
+@compiled
+def _blur_along(line: Floats, kernel: Floats, reach: int, size: int, out: Floats) -> None:
+    """The same along the line."""
+    edge = reach + 2
+    centre, weight = line[edge : edge + size], kernel[0]
     for x in range(size):
-        out[x] = _unit(out[x])
+        out[x] = weight * centre[x]
+    for k in range(1, reach + 1, 3):
+        left, right = edge - k, edge + k
+        a, b, c = line[left : left + size], line[left - 1 : left - 1 + size], line[left - 2 : left - 2 + size]
+        d, e, f = line[right : right + size], line[right + 1 : right + 1 + size], line[right + 2 : right + 2 + size]
+        near, middle, far = kernel[k], kernel[k + 1], kernel[k + 2]
+        for x in range(size):
+            out[x] += near * (a[x] + d[x]) + middle * (b[x] + e[x]) + far * (c[x] + f[x])
 
 
 @compiled
@@ -321,7 +330,7 @@ def _mirror(place: int, size: int) -> int:
 
 @compiled
 def _gaussian(sigma: Any, most: int, kernel: Floats) -> int:
-    """Weights from the middle outwards, then a zero; returns how far they reach."""
+    """Weights from the middle outwards, then zeros; returns how far they reach."""
     total, reach = 1.0, 0
     kernel[0] = ONE
     for k in range(1, most + 1):
@@ -331,7 +340,7 @@ def _gaussian(sigma: Any, most: int, kernel: Floats) -> int:
             break
         kernel[k], reach = weight, k
         total += 2 * weight
-    kernel[reach + 1] = ZERO
+    kernel[reach + 1 : reach + 3] = ZERO
     for k in range(reach + 1):
         kernel[k] /= total
     return reach
