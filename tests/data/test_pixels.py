@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from byov.config import View
-from byov.data.pixels import make_views
+from byov.data.pixels import hash_uniforms, make_views
 from byov.data.resample import Boxes
-from byov.data.views import Parameters, draw_parameters, fill_by_loops, fill_by_tensors
+from byov.data.views import NUMBERS, Parameters, draw_parameters, fill_by_loops, fill_by_tensors
+from byov.randomness import hashed_uniforms
 
 FULL = View(crop_area=(0.08, 1.0), flip=0.5, grey=0.2, blur=0.5, solarise=0.2)
 
@@ -88,6 +89,14 @@ def test_blurs_are_the_same(size: int) -> None:
     images, chosen = images_of(6, 3, size, size), torch.ones(6, dtype=torch.bool)
     parameters = plain(6, size, size)._replace(blur=chosen, sigma=torch.tensor([0.1, 0.2, 0.5, 1.0, 2.0, 9.0]))
     torch.testing.assert_close(*both(images, parameters, size), atol=1e-5, rtol=0)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=5), st.integers(-(2**63), 2**63 - 1))
+def test_the_hash_is_the_same_bit_for_bit(ids: list[int], seed: int) -> None:
+    rows, seeds, got = torch.tensor(ids), torch.full((len(ids),), seed), torch.empty(len(ids), NUMBERS)
+    hash_uniforms(rows.numpy(), seeds.numpy(), got.numpy())
+    assert torch.equal(got, hashed_uniforms(rows, seeds, NUMBERS))
 
 
 def test_a_box_beyond_the_image_is_an_error() -> None:

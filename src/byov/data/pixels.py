@@ -1,37 +1,55 @@
 """BYOL's views on a CPU, compiled: one image at a time through all operations, in a few buffers that stay in the cache.
 
-The same as `byov.data.views` does with tensors, which is the reference and what GPUs run. Loops are over contiguous
-rows, so that the compiler vectorises them; buffers start as zeros, since a padded tap reads beyond its line and weighs 0.
+The same as `byov.data.views` does with tensors, which is the reference and what GPUs run. The inner loops are along
+contiguous rows, which the compiler vectorises. A padded tap reads beyond its line and weighs 0, so buffers start as 0.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from byov import randomness
 from byov.data import colour
 from byov.data.resample import blur_kernel_size
+from byov.kernels import compiled
 
 Floats = NDArray[np.float32]
-F = TypeVar("F", bound=Callable[..., Any])
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = colour.BRIGHTNESS, colour.CONTRAST, colour.SATURATION, colour.HUE
 RED, GREEN, BLUE = (np.float32(share) for share in colour.LUMA)
+CYAN, MAGENTA, YELLOW = (np.float32(turns) for turns in (1 / 2, 5 / 6, 1 / 6))
 ZERO, HALF, ONE, TWO, FOUR, SIX = (np.float32(value) for value in (0, 0.5, 1, 2, 4, 6))
 BYTE = np.float32(1 / 255)
 TINY = np.float32(1e-12)
-CYAN, MAGENTA, YELLOW = (np.float32(turns) for turns in (1 / 2, 5 / 6, 1 / 6))
 ROUND = np.float32(3 << 22)  # added and taken away again, it leaves the nearest whole number
-NEGLIGIBLE = np.float32(1e-9)  # of a blur: weights of less cannot be seen in a float32
+NEGLIGIBLE = 1e-9  # weights of a blur below it are left out: less than a float32 near 1 can tell
+
+GAMMA = np.uint64(randomness.GAMMA)
+(SHIFT1, MULTIPLIER1), (SHIFT2, MULTIPLIER2), SHIFT3 = (
+    *((np.uint64(shift), np.uint64(multiplier)) for shift, multiplier in randomness.MIX),
+    np.uint64(31),
+)
 
 
-def compiled(function: F) -> F:
-    return njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")(function)  # type: ignore[no-any-return]
+@compiled
+def hash_uniforms(ids: Any, seeds: Any, out: Floats) -> None:
+    """`randomness.hashed_uniforms`, bit for bit, in a twentieth of the time: 6 against 115 us for 256 rows of 33."""
+    for i in range(len(ids)):
+        row = _mix(np.uint64(ids[i]) * GAMMA + np.uint64(seeds[i]))
+        for k in range(out.shape[1]):
+            bits = _mix(row + np.uint64(k + 1) * GAMMA) >> np.uint64(40)
+            out[i, k] = np.float32(np.int64(bits)) * np.float32(2.0**-24)
+
+
+@compiled
+def _mix(state: Any) -> Any:
+    state = (state ^ (state >> SHIFT1)) * MULTIPLIER1
+    state = (state ^ (state >> SHIFT2)) * MULTIPLIER2
+    return state ^ (state >> SHIFT3)
 
 
 @compiled
@@ -42,13 +60,17 @@ def make_views(out: Floats, images: NDArray[np.uint8], parameters: Any, start: i
     """
     count, channels, height, width = images.shape
     size, boxes = out.shape[2], parameters.boxes
-    taps = max(_taps(height, size), _taps(width, size))
-    first, weights, lines = np.empty(size, np.int64), np.empty((taps, size), np.float32), np.zeros((4, size), np.float32)
+    taps, reach = max(_taps(height, size), _taps(width, size)), _kernel_size(size) // 2
+    first, weights, lines = (
+        np.empty(size, np.int64),
+        np.empty((taps, size), np.float32),
+        np.empty((3, size), np.float32),
+    )
     columns = np.zeros((width + taps, channels * height), np.float32)
     resized = np.zeros((size, channels * height), np.float32)
-    rows, wide_line = np.zeros((height + taps, channels * size), np.float32), np.zeros(channels * size, np.float32)
-    plane = np.zeros((size, size), np.float32)
-    kernel, line = np.zeros(size + 4, np.float32), np.zeros(3 * size + 8, np.float32)
+    rows, row = np.zeros((height + taps, channels * size), np.float32), np.zeros(channels * size, np.float32)
+    plane, kernel = np.empty((size, size), np.float32), np.zeros(reach + 3, np.float32)
+    padded = np.zeros(size + 2 * (reach + 2), np.float32)
     for i in range(start, stop):
         top, left, tall, wide = boxes.top[i], boxes.left[i], boxes.height[i], boxes.width[i]
         if top < 0 or left < 0 or tall < 1 or wide < 1 or top + tall > height or left + wide > width:
@@ -59,12 +81,12 @@ def make_views(out: Floats, images: NDArray[np.uint8], parameters: Any, start: i
         _resize_columns(columns, first, weights, used, parameters.flip[i], channels * tall, resized)
         _rows(resized, channels, tall, rows)
         used = _filter(tall, size, ONE, first, weights, lines)
-        _resize_rows(rows, first, weights, used, wide_line, view)
+        _resize_rows(rows, first, weights, used, row, view)
         _jitter(view, parameters.order[i], parameters.factors[i], lines[0])
         if parameters.grey[i] and channels == 3:
             _grey(view)
         if parameters.blur[i]:
-            _blur(view, parameters.sigma[i], kernel, line, lines[0], plane)
+            _blur(view, parameters.sigma[i], kernel, padded, lines[0], plane)
         if parameters.solarise[i]:
             _solarise(view)
 
@@ -270,7 +292,7 @@ def _solarise(view: Floats) -> None:
 
 # ----------------------------------------------------------------------------------------------------------------- blur
 
-_kernel_size = njit(blur_kernel_size)
+_kernel_size = compiled(blur_kernel_size)
 
 
 @compiled

@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from functools import cache
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,7 +97,7 @@ def draw_parameters(
     settings = torch.tensor([_settings(config, height, width) for config in configs], device=ids.device)
     settings, seeds = (t.repeat_interleave(len(ids), 0) for t in (settings, folds(keys, ids.device)))
     chances, strengths, sigmas, crop = torch.split(settings, [5, 4, 2, 6], 1)
-    numbers = hashed_uniforms(ids.repeat(len(configs)), seeds, NUMBERS)
+    numbers = _uniforms(ids.repeat(len(configs)), seeds)
     box, decide, sign, order, sigma = torch.split(numbers, [2 * TRIES + 2, 5, 4, 1, 1], 1)
     flip, jitter, grey, blur, solarise = (decide < chances).unbind(1)
     return Parameters(
@@ -108,6 +110,14 @@ def draw_parameters(
         sigma=torch.lerp(sigmas[:, 0], sigmas[:, 1], sigma[:, 0]),
         solarise=solarise,
     )
+
+
+def _uniforms(ids: Tensor, seeds: Tensor) -> Tensor:
+    if ids.device.type != "cpu":
+        return hashed_uniforms(ids, seeds, NUMBERS)
+    numbers = torch.empty(len(ids), NUMBERS)
+    _loops().hash_uniforms(ids.to(torch.int64).numpy(), seeds.numpy(), numbers.numpy())
+    return numbers
 
 
 def _settings(config: View, height: int, width: int) -> tuple[float, ...]:
@@ -168,9 +178,8 @@ def apply(images: Tensor, parameters: Parameters, size: int) -> Tensor:
 
 def fill_by_loops(out: Tensor, images: Tensor, parameters: Parameters) -> None:
     """Image by image, on threads of ours."""
-    from byov.data.pixels import make_views  # numba takes half a second to import
-
     keep_freed_memory()
+    make_views = _loops().make_views
     views, pixels, arrays = out.numpy(), images.contiguous().numpy(), parameters.arrays()
     step = max(1, -(-len(out) // (PARTS * torch.get_num_threads())))
     for_each(
@@ -186,3 +195,11 @@ def fill_by_tensors(out: Tensor, images: Tensor, parameters: Parameters) -> None
     grey_(out, parameters.grey)
     blur_(out, parameters.sigma, parameters.blur)
     solarise_(out, parameters.solarise)
+
+
+@cache
+def _loops() -> ModuleType:
+    """Imported at their first use: numba takes a third of a second."""
+    from byov.data import pixels
+
+    return pixels
