@@ -61,16 +61,12 @@ def make_views(out: Floats, images: NDArray[np.uint8], parameters: Any, start: i
     count, channels, height, width = images.shape
     size, boxes = out.shape[2], parameters.boxes
     taps, reach = max(_taps(height, size), _taps(width, size)), _kernel_size(size) // 2
-    first, weights, lines = (
-        np.empty(size, np.int64),
-        np.empty((taps, size), np.float32),
-        np.empty((3, size), np.float32),
-    )
+    first, weights = np.empty(size, np.int64), np.empty((taps, size), np.float32)
     columns = np.zeros((width + taps, channels * height), np.float32)
     resized = np.zeros((size, channels * height), np.float32)
     rows, row = np.zeros((height + taps, channels * size), np.float32), np.zeros(channels * size, np.float32)
-    plane, kernel = np.empty((size, size), np.float32), np.zeros(reach + 3, np.float32)
-    padded = np.zeros(size + 2 * (reach + 2), np.float32)
+    plane, lines = np.empty((size, size), np.float32), np.empty((3, size), np.float32)
+    kernel, padded = np.empty(reach + 3, np.float32), np.empty(size + 2 * (reach + 2), np.float32)
     for i in range(start, stop):
         top, left, tall, wide = boxes.top[i], boxes.left[i], boxes.height[i], boxes.width[i]
         if top < 0 or left < 0 or tall < 1 or wide < 1 or top + tall > height or left + wide > width:
@@ -109,12 +105,12 @@ def _filter(length: int, size: int, scale: Any, first: Any, weights: Floats, lin
     taps = _taps(length, size)
     centre, total, beyond = lines[0], lines[1], lines[2]
     for x in range(size):
-        middle = step * (np.float32(x) + HALF)
-        low = middle - TWO * stretch + HALF
-        low = low if low > ZERO else ZERO
-        first[x] = np.int64(low)
+        centre[x] = step * (np.float32(x) + HALF)  # in a loop of its own: contracted, it would round another way
+    for x in range(size):
+        low = centre[x] - TWO * stretch + HALF
+        first[x] = np.int64(low if low > ZERO else ZERO)
         start = np.float32(first[x])
-        centre[x], total[x], beyond[x] = middle - start - HALF, ZERO, end - start
+        centre[x], total[x], beyond[x] = centre[x] - start - HALF, ZERO, end - start
     for k in range(taps):
         tap = np.float32(k)
         for x in range(size):
@@ -223,7 +219,8 @@ def _blend(view: Floats, factor: Any, offset: Any) -> None:
 def _mean(view: Floats, line: Floats) -> Any:
     """The mean grey value. Each column has a sum of its own: a sum of many numbers one by one is slow and inexact."""
     channels, height, width = view.shape
-    line[:] = ZERO
+    for x in range(width):
+        line[x] = ZERO
     for y in range(height):
         if channels == 3:
             for x in range(width):
@@ -301,7 +298,9 @@ def _blur(view: Floats, sigma: Any, kernel: Floats, line: Floats, blurred: Float
     size = view.shape[1]
     reach = _gaussian(sigma, _kernel_size(size) // 2, kernel)
     for c in range(view.shape[0]):
-        plane[:] = view[c]
+        for y in range(size):
+            for x in range(size):
+                plane[y, x] = view[c, y, x]
         for y in range(size):
             _blur_down(plane, y, kernel, reach, line)
             _blur_along(line, kernel, reach, size, blurred)
@@ -362,7 +361,7 @@ def _gaussian(sigma: Any, most: int, kernel: Floats) -> int:
             break
         kernel[k], reach = weight, k
         total += 2 * weight
-    kernel[reach + 1 : reach + 3] = ZERO
+    kernel[reach + 1] = kernel[reach + 2] = ZERO
     for k in range(reach + 1):
         kernel[k] /= total
     return reach

@@ -167,8 +167,8 @@ def _fallback(ratio: tuple[float, float], height: int, width: int) -> tuple[int,
 def apply(images: Tensor, parameters: Parameters, size: int) -> Tensor:
     """Crop, flip, jitter, grey, blur, solarise: uint8 (B, C, H, W) -> float32 (N, C, size, size) in [0, 1].
 
-    N is the number of parameters, a multiple of B: view i is one of image i modulo B. Compiled loops on a CPU (up to
-    rounding the same in GAIN32 of the time at 32 px, GAIN224 at 224), tensor operations on everything else.
+    N is the number of parameters, a multiple of B: view i is one of image i modulo B. On a CPU by compiled loops, on
+    everything else by tensor operations: up to rounding the same.
     """
     out = images.new_empty((len(parameters.flip), images.shape[1], size, size), dtype=torch.float32)
     fill = fill_by_loops if images.device.type == "cpu" else fill_by_tensors
@@ -177,14 +177,17 @@ def apply(images: Tensor, parameters: Parameters, size: int) -> Tensor:
 
 
 def fill_by_loops(out: Tensor, images: Tensor, parameters: Parameters) -> None:
-    """Image by image, on threads of ours."""
+    """Image by image, on threads of ours. On a core a fifth of the time of tensor operations at 32 px (1.7 against 9.6
+    ms for 256 views), a sixth at 64, a quarter at 224; the first call on a machine compiles, which takes 7 s."""
     keep_freed_memory()
     make_views = _loops().make_views
     views, pixels, arrays = out.numpy(), images.contiguous().numpy(), parameters.arrays()
     step = max(1, -(-len(out) // (PARTS * torch.get_num_threads())))
-    for_each(
-        lambda start: make_views(views, pixels, arrays, start, min(start + step, len(out))), range(0, len(out), step)
-    )
+
+    def part(start: int) -> None:
+        make_views(views, pixels, arrays, start, min(start + step, len(views)))
+
+    for_each(part, range(0, len(views), step))
 
 
 def fill_by_tensors(out: Tensor, images: Tensor, parameters: Parameters) -> None:
