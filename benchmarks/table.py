@@ -41,10 +41,6 @@ WHY: dict[str, str] = {
     ),
     "Bayesian step, 2.7M parameters, batch 64 / bayesian-torch: times faster": "as the first.",
     "Bayesian step, 2.7M parameters, batch 64 / blitz: times faster": "as the first.",
-    "views, 32 px / kornia: times faster": (
-        "a batch of 128 is hundreds of small operations. In a process that does nothing else 12,500 to 15,500 images a "
-        "second were seen (3.15x kornia beside it alone); here, in turns of 8 batches among more processes, fewer."
-    ),
     "peak memory of training BYOV, 21M parameters, batch 16 / our BYOL": (
         "the state is 40 bytes a weight (means, log-variances, their gradients and moments, a draw, the teacher) "
         "against BYOL's 20 (docs/scale.md): 415 MiB more for 21.8M weights, and a batch of 16 leaves few activations "

@@ -19,10 +19,10 @@ def test_fold_equals_splitmix64_by_hand() -> None:
 
 def test_tensor_hash_equals_the_integer_hash() -> None:
     ids = torch.tensor([0, 1, 7, 12345, 2**40])
-    got = randomness._mix(ids * randomness._signed(randomness._GAMMA) + randomness._signed(99))
+    got = randomness._mix(ids * randomness._signed(randomness.GAMMA) + randomness._signed(99))
     for i, value in zip(ids.tolist(), got.tolist(), strict=True):
-        state = (i * randomness._GAMMA + 99) & randomness._MASK64
-        for shift, multiplier in randomness._MIX:
+        state = (i * randomness.GAMMA + 99) & randomness._MASK64
+        for shift, multiplier in randomness.MIX:
             state = (state ^ (state >> shift)) * multiplier & randomness._MASK64
         assert value & randomness._MASK64 == state ^ (state >> 31)
 

@@ -20,6 +20,8 @@ import numpy as np
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": {"contract"}, "error_model": "numpy"}
+
 STATE, SHIFT = 624, 397  # MT19937: Matsumoto and Nishimura (1998)
 STAY = STATE - SHIFT
 GROUP = 16  # numbers that torch's normal_ makes at a time: 8 radii, then 8 angles
@@ -32,12 +34,13 @@ ROUND = F(1.5 * 2**23)  # x + ROUND - ROUND is x rounded to a whole number
 def compiled(function: Function) -> Function:
     """The function compiled, kept on disk where a folder for that can be written, run without Python's lock.
 
-    Multiplications and additions may be contracted, never reordered.
+    Multiplications and additions may be contracted, never reordered. A division by zero is no error: checked, no loop
+    with a division would be vectorised.
     """
     try:
-        kernel = numba.njit(function, nogil=True, cache=True, fastmath={"contract"})
+        kernel = numba.njit(function, cache=True, **OPTIONS)
     except RuntimeError:  # neither this folder nor the user's cache can be written
-        kernel = numba.njit(function, nogil=True, fastmath={"contract"})
+        kernel = numba.njit(function, **OPTIONS)
     return kernel  # type: ignore[no-any-return]
 
 

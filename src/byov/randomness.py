@@ -21,8 +21,8 @@ from byov.parallel import for_each
 CHUNK = 1 << 16  # numbers a chunk: 256 KiB of float32 stay in the second-level cache between the passes over them
 
 _MASK64 = (1 << 64) - 1
-_GAMMA = 0x9E3779B97F4A7C15  # splitmix64's increment: 2^64 / golden ratio
-_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # splitmix64's two rounds: shift, multiplier
+GAMMA = 0x9E3779B97F4A7C15  # splitmix64's increment: 2^64 / golden ratio
+MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # splitmix64's two rounds: shift, multiplier
 
 
 def _signed(value: int) -> int:
@@ -35,8 +35,8 @@ def fold(*key: int) -> int:
     """Folds a key into one 63-bit seed: splitmix64's finaliser, once an integer."""
     state = 0
     for part in key:
-        state = (state ^ (part & _MASK64)) + _GAMMA & _MASK64
-        for shift, multiplier in _MIX:
+        state = (state ^ (part & _MASK64)) + GAMMA & _MASK64
+        for shift, multiplier in MIX:
             state = (state ^ (state >> shift)) * multiplier & _MASK64
         state ^= state >> 31
     return state >> 1
@@ -69,7 +69,7 @@ def permutation(count: int, *key: int) -> Tensor:
 
 def _mix(state: Tensor) -> Tensor:
     """splitmix64's finaliser on int64 tensors; `>>` is arithmetic there, so the sign bits are masked off."""
-    for shift, multiplier in (*_MIX, (31, 1)):
+    for shift, multiplier in (*MIX, (31, 1)):
         state = state ^ ((state >> shift) & (_MASK64 >> shift))
         state = state * _signed(multiplier)
     return state
@@ -85,8 +85,8 @@ def uniforms(ids: Tensor, count: int, *key: int) -> Tensor:
 
 def hashed_uniforms(ids: Tensor, seed: Tensor | int, count: int) -> Tensor:
     """As `uniforms`, for a folded key; or one for each row, an int64 tensor of `folds`."""
-    rows = _mix(ids.to(torch.int64) * _signed(_GAMMA) + seed)
-    columns = torch.arange(1, count + 1, device=ids.device, dtype=torch.int64) * _signed(_GAMMA)
+    rows = _mix(ids.to(torch.int64) * _signed(GAMMA) + seed)
+    columns = torch.arange(1, count + 1, device=ids.device, dtype=torch.int64) * _signed(GAMMA)
     bits = _mix(rows[:, None] + columns[None, :])
     return ((bits >> 40) & 0xFFFFFF).to(torch.float32) * 2.0**-24  # the top 24 bits: all that a float32 holds
 

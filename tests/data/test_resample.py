@@ -13,8 +13,6 @@ from byov.data.resample import (
     Boxes,
     blur_,
     blur_kernel_size,
-    crop_by_interpolate,
-    crop_by_matrices,
     gaussian_blur,
     resize_matrices,
     resized,
@@ -39,27 +37,19 @@ def random_boxes(batch: int, height: int, width: int) -> Boxes:
     return Boxes(top, left, heights, widths)
 
 
-@pytest.mark.parametrize("crop", [crop_by_matrices, crop_by_interpolate, resized_crop])
 @pytest.mark.parametrize(
     ("channels", "height", "width", "size"),
     [(3, 32, 32, 32), (1, 8, 8, 8), (3, 40, 70, 16), (3, 20, 30, 64), (1, 28, 28, 32), (3, 110, 120, 100)],
 )
-def test_crops_as_torchvision(functional: Any, crop: Any, channels: int, height: int, width: int, size: int) -> None:
+def test_crops_as_torchvision(functional: Any, channels: int, height: int, width: int, size: int) -> None:
     images, boxes = random_images(12, channels, height, width), random_boxes(12, height, width)
     flip = torch.arange(12) % 2 == 0
-    got = crop(images, boxes, flip, torch.empty(12, channels, size, size)).clamp(0, 1)
+    got = resized_crop(images, boxes, flip, torch.empty(12, channels, size, size))
     for i, box in enumerate(zip(*(field.tolist() for field in boxes), strict=True)):
         mode = import_torchvision().transforms.InterpolationMode.BICUBIC
         want = functional.resized_crop(images[i] / 255, *box, [size, size], interpolation=mode, antialias=True)
         want = functional.horizontal_flip(want) if flip[i] else want
         torch.testing.assert_close(got[i], want.clamp(0, 1), atol=1e-5, rtol=0)
-
-
-def test_crops_the_same_on_both_paths_of_large_images() -> None:
-    """224 px is where the path changes: the other one is used for GPUs."""
-    images, boxes, flip = random_images(3, 3, 224, 224), random_boxes(3, 224, 224), torch.tensor([True, False, True])
-    both = [crop(images, boxes, flip, torch.empty(3, 3, 224, 224)) for crop in (crop_by_matrices, crop_by_interpolate)]
-    torch.testing.assert_close(*both, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("side", "size"), [(96, 64), (32, 16), (16, 32), (9, 9)])

@@ -12,9 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Up to this side, on the CPU, two batched matrix products are faster than one call of `interpolate` an image.
-MATRIX_SIDE = 96
-
 
 class Boxes(NamedTuple):
     """One crop an image, in pixels; every field is an int64 tensor (B,)."""
@@ -29,20 +26,9 @@ def resized_crop(images: Tensor, boxes: Boxes, flip: Tensor, out: Tensor) -> Ten
     """Crops each image to its box, resizes it to the size of `out` and mirrors it where `flip`.
 
     images: uint8 (B, C, H, W); out: float32 (B, C, size, size), filled with values in [0, 1].
-    """
-    crop = crop_by_matrices if by_matrices(images, out.shape[3]) else crop_by_interpolate
-    return crop(images, boxes, flip, out).clamp_(0, 1)
 
-
-def by_matrices(images: Tensor, size: int) -> bool:
-    """Whether crops of these images to `size` are made by matrix products."""
-    return images.device.type != "cpu" or max(*images.shape[2:], size) <= MATRIX_SIDE
-
-
-def crop_by_matrices(images: Tensor, boxes: Boxes, flip: Tensor, out: Tensor) -> Tensor:
-    """Two batched matrix products; the flip costs nothing. At 32 px a third of the time of `interpolate`.
-
-    The channels stand between rows and columns on the way, so that each product takes all of them at once.
+    Two batched matrix products; the flip costs nothing. The channels stand between rows and columns on the way, so that
+    each product takes all of them at once.
     """
     batch, channels, height, width = images.shape
     size = out.shape[3]
@@ -56,17 +42,7 @@ def crop_by_matrices(images: Tensor, boxes: Boxes, flip: Tensor, out: Tensor) ->
     pixels = images.new_empty((batch, height, channels, width), dtype=torch.float32).copy_(images.transpose(1, 2))
     wide = torch.bmm(pixels.view(batch, height * channels, width), columns.transpose(1, 2))
     small = torch.bmm(rows, wide.view(batch, height, channels * size)).view(batch, size, channels, size)
-    return torch.mul(small.transpose(1, 2), 1 / 255, out=out)
-
-
-def crop_by_interpolate(images: Tensor, boxes: Boxes, flip: Tensor, out: Tensor) -> Tensor:
-    """One call of `interpolate` an image, without the zeros. At 224 px less than half of the matrices' time."""
-    boxes_and_flips = zip(*(field.tolist() for field in (*boxes, flip)), strict=True)
-    for image, result, (top, left, height, width, flipped) in zip(images, out, boxes_and_flips, strict=True):
-        crop = image[:, top : top + height, left : left + width]
-        crop = (crop.flip(-1) if flipped else crop).to(torch.float32).div_(255)  # flipping bytes costs least
-        result.copy_(F.interpolate(crop[None], out.shape[2:], mode="bicubic", antialias=True)[0])
-    return out
+    return torch.mul(small.transpose(1, 2), 1 / 255, out=out).clamp_(0, 1)
 
 
 def resized(images: Tensor, size: int) -> Tensor:
@@ -121,7 +97,6 @@ def gaussian_blur(images: Tensor, sigma: Tensor) -> Tensor:
     reach = taps // 2
     offsets = torch.arange(-reach, reach + 1, device=images.device, dtype=torch.float32)
     kernels = torch.softmax(-0.5 * (offsets / sigma[:, None]) ** 2, dim=1)
-    kernels.masked_fill_(kernels < 1e-12, 0)  # a small sigma leaves denormal numbers, which slow the products down
     kernels = kernels.repeat_interleave(channels, 0)
     planes = F.pad(images, (reach,) * 4, mode="reflect").view(1, batch * channels, height + 2 * reach, -1)
     planes = F.conv2d(planes, kernels[:, None, :, None], groups=batch * channels)
