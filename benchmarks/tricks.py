@@ -30,19 +30,29 @@ def one_by_one(work: Callable[[Any], object], items: Iterable[Any]) -> None:
             work(item)
 
 
+def by_tensors(out: Any, images: Any, parameters: Any) -> None:
+    """Instead of compiled loops over pixels: what GPUs run."""
+    from byov.data.views import fill_by_tensors
+
+    fill_by_tensors(out, images, parameters)
+
+
 STEP = ("peers", "byov_add_kl", {"task": "2.7M"})
 LARGE = ("peers", "byov_add_kl", {"task": "21M"})
+WHOLE = ("byol_step", "ours", {"method": "byol"})
 VIEWS = ("views", "byov", {"side": 32})
 LARGE_VIEWS = ("views", "byov", {"side": 224})
 TRICKS = {
     "compiled loops, Bayesian step 2.7M": Trick("byov.fused", "fits", lambda *tensors: False, STEP),
     "compiled loops, Bayesian step 21M": Trick("byov.fused", "fits", lambda *tensors: False, LARGE),
+    "compiled loops, views at 32 px": Trick("byov.data.views", "fill_by_loops", by_tensors, VIEWS),
+    "compiled loops, views at 224 px": Trick("byov.data.views", "fill_by_loops", by_tensors, LARGE_VIEWS),
     "own threads, Bayesian step 2.7M": Trick("byov.fused", "for_each", one_by_one, STEP),
     "own threads, Bayesian step 21M": Trick("byov.fused", "for_each", one_by_one, LARGE),
+    "own threads, views at 32 px": Trick("byov.data.views", "for_each", one_by_one, VIEWS),
     "own threads, views at 224 px": Trick("byov.data.views", "for_each", one_by_one, LARGE_VIEWS),
     "keeping freed memory, Bayesian step 2.7M": Trick("byov.posterior", "keep_freed_memory", lambda: None, STEP),
-    "keeping freed memory, views at 32 px": Trick("byov.data.views", "keep_freed_memory", lambda: None, VIEWS),
-    "keeping freed memory, views at 224 px": Trick("byov.data.views", "keep_freed_memory", lambda: None, LARGE_VIEWS),
+    "keeping freed memory, whole BYOL step": Trick("byov.data.views", "keep_freed_memory", lambda: None, WHOLE),
 }
 
 

@@ -61,7 +61,7 @@ def keep_freed_memory() -> None:
     """Makes glibc keep freed temporaries instead of handing them back to the system and faulting them in again.
 
     Its threshold for doing so follows the largest block freed, up to 32 MiB; so free one such block, once a process.
-    Views of 32 px then take two thirds of the time; a training step gains too. Other allocators do not care.
+    A training step gains (`make bench` says how much). Other allocators do not care.
     """
     torch.empty(31 << 20, dtype=torch.uint8)
 
