@@ -178,7 +178,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_commands_use_sources_that_there_are() -> None:
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
-        for command in re.findall(r"^(?:byov|torchrun) .*$", page.read_text(encoding="utf-8"), re.MULTILINE):
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")  # a command may go on in the next line
+        for command in re.findall(r"^(?:byov|torchrun) .*$", text, re.MULTILINE):
             words = command.partition(" #")[0].split()
             for flag in ("--data", "--ood", "get"):
                 for word in words[words.index(flag) + 1 :] if flag in words else []:
