@@ -200,7 +200,7 @@ def driven(page: str, folder: Path, width: int) -> dict[str, Any]:
     command = [
         *(str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"),
         *("--disable-background-networking", "--disable-dev-shm-usage", "--host-resolver-rules=MAP * ~NOTFOUND"),
-        *(f"--user-data-dir={folder / 'profile'}", f"--window-size={width},900", "--virtual-time-budget=5000"),
+        *(f"--user-data-dir={folder / 'profile'}", f"--window-size={width},900", "--virtual-time-budget=30000"),
         *("--dump-dom", path.as_uri()),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
