@@ -16,12 +16,12 @@ from conductor import Turn, Variant, interleave, ratios
 class Trick(NamedTuple):
     module: str
     name: str
-    plain: Callable[..., Any]
+    plain: Any
     on: tuple[str, str, dict[str, Any]]
     """Module, factory and arguments of what it is measured on."""
 
 
-def one_by_one(work: Callable[[Any], object], items: Iterable[Any]) -> None:
+def one_by_one(work: Callable[[Any], object], items: Iterable[Any], threads: int | None = None) -> None:
     """Instead of threads of our own: torch's, inside each operation."""
     import torch
 
@@ -39,7 +39,6 @@ def by_tensors(out: Any, images: Any, parameters: Any) -> None:
 
 STEP = ("peers", "byov_add_kl", {"task": "2.7M"})
 LARGE = ("peers", "byov_add_kl", {"task": "21M"})
-WHOLE = ("byol_step", "ours", {"method": "byol"})
 VIEWS = ("views", "byov", {"side": 32})
 LARGE_VIEWS = ("views", "byov", {"side": 224})
 TRICKS = {
@@ -47,12 +46,10 @@ TRICKS = {
     "compiled loops, Bayesian step 21M": Trick("byov.fused", "fits", lambda *tensors: False, LARGE),
     "compiled loops, views at 32 px": Trick("byov.data.views", "fill_by_loops", by_tensors, VIEWS),
     "compiled loops, views at 224 px": Trick("byov.data.views", "fill_by_loops", by_tensors, LARGE_VIEWS),
-    "own threads, Bayesian step 2.7M": Trick("byov.fused", "for_each", one_by_one, STEP),
     "own threads, Bayesian step 21M": Trick("byov.fused", "for_each", one_by_one, LARGE),
-    "own threads, views at 32 px": Trick("byov.data.views", "for_each", one_by_one, VIEWS),
+    "one thread alone, views at 32 px": Trick("byov.data.views", "ALONE", 0, VIEWS),
     "own threads, views at 224 px": Trick("byov.data.views", "for_each", one_by_one, LARGE_VIEWS),
     "keeping freed memory, Bayesian step 2.7M": Trick("byov.posterior", "keep_freed_memory", lambda: None, STEP),
-    "keeping freed memory, whole BYOL step": Trick("byov.data.views", "keep_freed_memory", lambda: None, WHOLE),
 }
 
 

@@ -18,6 +18,7 @@ from byov.parallel import for_each
 from byov.randomness import CHUNK
 
 SPAN = 4 * CHUNK  # weights that a thread takes at a time
+ALONE = 1 << 22  # weights below which one thread is as fast as two (`make bench`): a draw of them takes 9 ms
 
 
 def fits(*tensors: Tensor | None) -> bool:
@@ -43,7 +44,7 @@ def _over_spans(flats: list[Tensor | None], work: Callable[..., object], changed
     def span(start: int) -> None:
         work(start // SPAN, *(None if array is None else array[start : start + SPAN] for array in arrays))
 
-    for_each(span, range(0, count, SPAN))
+    for_each(span, range(0, count, SPAN), threads=1 if count < ALONE else None)
     for flat in changed:  # autograd must hear of it
         if not flat.is_inference():
             torch.autograd.graph.increment_version(flat)

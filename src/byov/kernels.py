@@ -244,29 +244,25 @@ def _sum(values: Any) -> Any:
 
 
 @compiled
-def _kl_terms(terms: Any, means: Any, log_variances: Any, mean0: Any, variance0: Any, least: Any) -> None:
-    for k in range(len(terms)):
-        away = means[k] if mean0 is None else means[k] - mean0[k]
-        v0 = least if variance0 is None else max(least, variance0[k])
-        terms[k] = (away * away + _exp(log_variances[k])) / v0 - F(1) - (log_variances[k] - _log(v0))
-
-
-@compiled
-def _kl_gradients(
-    to_means: Any,
-    to_log_variances: Any,
+def _kl_block(
+    terms: Any,
     means: Any,
     log_variances: Any,
     mean0: Any,
     variance0: Any,
     least: Any,
+    to_means: Any,
+    to_log_variances: Any,
     scale: Any,
 ) -> None:
-    for k in range(len(means)):
+    for k in range(len(terms)):
         away = means[k] if mean0 is None else means[k] - mean0[k]
-        pull = scale / (least if variance0 is None else max(least, variance0[k]))
-        to_means[k] += pull * away
-        to_log_variances[k] += F(0.5) * (pull * _exp(log_variances[k]) - scale)
+        v0 = least if variance0 is None else max(least, variance0[k])
+        precision0, v = F(1) / v0, _exp(log_variances[k])
+        terms[k] = (away * away + v) * precision0 - F(1) - (log_variances[k] - _log(v0))
+        if to_means is not None:
+            to_means[k] += scale * precision0 * away
+            to_log_variances[k] += F(0.5) * scale * (v * precision0 - F(1))
 
 
 @compiled
@@ -288,11 +284,11 @@ def kl(
     total = 0.0
     for start in range(0, len(means), BLOCK):
         stop = min(start + BLOCK, len(means))
-        m, log_v = means[start:stop], log_variances[start:stop]
         m0 = None if mean0 is None else mean0[start:stop]
         v0 = None if variance0 is None else variance0[start:stop]
-        _kl_terms(terms[: stop - start], m, log_v, m0, v0, F(least))
-        total += _sum(terms[: stop - start])
-        if to_means is not None:
-            _kl_gradients(to_means[start:stop], to_log_variances[start:stop], m, log_v, m0, v0, F(least), F(scale))
+        to_m = None if to_means is None else to_means[start:stop]
+        to_log_v = None if to_log_variances is None else to_log_variances[start:stop]
+        m, log_v, some = means[start:stop], log_variances[start:stop], terms[: stop - start]
+        _kl_block(some, m, log_v, m0, v0, F(least), to_m, to_log_v, F(scale))
+        total += _sum(some)
     return total

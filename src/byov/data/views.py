@@ -21,13 +21,14 @@ from byov.config import View, Views
 from byov.data.colour import NEUTRAL, grey_, jitter_, solarise_
 from byov.data.resample import Boxes, blur_, resized_crop
 from byov.errors import BadInput
-from byov.parallel import for_each, keep_freed_memory
+from byov.parallel import for_each
 from byov.randomness import folds, hashed_uniforms
 
 TRIES = 10  # of a crop, before the fallback: torchvision's RandomResizedCrop
 NUMBERS = 2 * TRIES + 13  # uniform numbers an image
 ORDERS = torch.tensor(list(itertools.permutations(range(4))))
 PARTS = 4  # of a batch, for each thread: some images take longer than others
+ALONE = 1 << 22  # pixel values below which one thread is faster than two (`make bench`): they take some 10 ms
 
 
 class Parameters(NamedTuple):
@@ -179,15 +180,15 @@ def apply(images: Tensor, parameters: Parameters, size: int) -> Tensor:
 def fill_by_loops(out: Tensor, images: Tensor, parameters: Parameters) -> None:
     """Image by image, on threads of ours. On a core a fifth of the time of tensor operations at 32 px (1.7 against 9.6
     ms for 256 views), a sixth at 64, a quarter at 224; the first call on a machine compiles, which takes 7 s."""
-    keep_freed_memory()
     make_views = _loops().make_views
     views, pixels, arrays = out.numpy(), images.contiguous().numpy(), parameters.arrays()
-    step = max(1, -(-len(out) // (PARTS * torch.get_num_threads())))
+    threads = 1 if out.numel() < ALONE else torch.get_num_threads()
+    step = max(1, -(-len(out) // (PARTS * threads)))
 
     def part(start: int) -> None:
         make_views(views, pixels, arrays, start, min(start + step, len(views)))
 
-    for_each(part, range(0, len(views), step))
+    for_each(part, range(0, len(views), step), threads)
 
 
 def fill_by_tensors(out: Tensor, images: Tensor, parameters: Parameters) -> None:
