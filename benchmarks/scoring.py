@@ -51,7 +51,7 @@ def measure(quick: bool) -> dict[str, Any]:
 
 
 def _measure(case: Case, quick: bool) -> dict[str, Any]:
-    count, rounds = (case.images // 2, 2) if quick else (case.images, 5)
+    count, rounds = (case.images // 2, 2) if quick else (case.images, 3)
     with _prepared(case, count) as (run, photos):
         where = {"run": str(run), "photos": str(photos), "draws": case.draws}
         batches = (32, 128)
