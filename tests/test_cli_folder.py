@@ -112,11 +112,11 @@ def test_few_images_are_trained_on_for_longer(
 
     said = train("--out", tmp_path / "run")
     assert (
-        "300 epochs of 1 step, recipe folder-64 (chosen from the images), lengthened from 12 epochs since there are few"
+        "300 epochs of 1 step, recipe folder-64 (chosen from the images), lengthened from 24 epochs since there are few"
         in said
     )
     assert read_config(tmp_path / "run" / "config.yaml").optim.epochs == 300 and "warning: a run of" not in said
-    assert "warning: a run of 12 steps learns little" in train("folder-64", "--out", tmp_path / "named")
+    assert "warning: a run of 24 steps learns little" in train("folder-64", "--out", tmp_path / "named")
     assert "warning: a run of 1 step learns little" in train("--optim.epochs", 1, "--out", tmp_path / "given")
 
 
