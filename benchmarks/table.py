@@ -24,23 +24,14 @@ WHY: dict[str, str] = {
     "posterior predictive, 4,000 images x 4 draws, byov, bank made too / deterministic forward: times its rate": (
         "as with 1,000 images: a quarter more work."
     ),
-    "posterior predictive, 1,000 images x 4 draws, byov, bank cached / bayesian-torch: times faster": (
-        "with so few images a draw of all weights, its bank and the streaming moments are a tenth of the time; with "
-        "4,000 it is met."
-    ),
-    "Bayesian step, 2.7M parameters, batch 64 / deterministic step": (
-        "half of what is added is the draw: 10 ms alone, 15 to 18 ms in a step, where the second thread of torch still "
-        "spins for some milliseconds after its last operation and takes a core from ours. A lower GOMP_SPINCOUNT "
-        "helps the draw and was not seen to help the step. Making the next draw's noise in a thread of its own during "
-        "this step was tried and gained nothing: torch's two threads then share their cores with a third."
+    "posterior predictive, 4,000 images x 4 draws, byov, bank cached / bayesian-torch: times faster": (
+        "byov is at the rate of the plain forward, and bayesian-torch, whose draws are few beside so many images, is "
+        "within a seventh of that: what is left to gain is the forward itself."
     ),
     "Bayesian step, 21M parameters, batch 16 / deterministic step": (
-        "exact normal numbers cost 4.3 ns each on a core (torch makes them by scalar code; a counter-based hash with "
-        "Box-Muller in vector operations was tried: 4.2 to 5), the passes over memory as much again, and a batch of 16 "
-        "gives little else to do. The bar comes from a machine where bayesian-torch took 1.43x; here it takes over 2x."
+        "the draw, its gradients and the KL read and write 60 bytes a weight beside the noise, and a batch of 16 gives "
+        "little else to do. Adding the KL's gradient in the draw's own backward pass would save 24 of them; not built."
     ),
-    "Bayesian step, 2.7M parameters, batch 64 / bayesian-torch: times faster": "as the first.",
-    "Bayesian step, 2.7M parameters, batch 64 / blitz: times faster": "as the first.",
     "peak memory of training BYOV, 21M parameters, batch 16 / our BYOL": (
         "the state is 40 bytes a weight (means, log-variances, their gradients and moments, a draw, the teacher) "
         "against BYOL's 20 (docs/scale.md): 415 MiB more for 21.8M weights, and a batch of 16 leaves few activations "
