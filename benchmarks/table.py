@@ -401,7 +401,7 @@ def _rates(folder: Path, parts: dict[str, Part]) -> str:
     text = f"All were timed interleaved{how}: "
     text += f"a step of lightly's (its best, {rates['lightly_workers']} workers) took {seconds['lightly']:.3f} s, "
     text += f"{seconds['lightly'] / seconds['byov']:.2f} times BYOV's"
-    if "byol_step" not in parts:
-        return text + "."
-    whole = parts["byol_step"]
-    return text + f"; in the table's whole step (batch {whole['batch']}) {whole['speedup_over_lightly'][0]:.2f} times."
+    if "byol_step" in parts:
+        whole = parts["byol_step"]
+        text += f"; in the table's whole step (batch {whole['batch']}) {whole['speedup_over_lightly'][0]:.2f} times"
+    return f"{text}. {rates.get('note', '')}".rstrip()
