@@ -1,6 +1,11 @@
 """The compiled loops against torch's own operations, number by number, and what must not matter to them."""
 
 import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +15,8 @@ from scipy import stats
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from byov import fused
+from byov import fused, priors
+from byov.posterior import draw_
 from byov.randomness import CHUNK, chunk_generator
 
 
@@ -130,8 +136,56 @@ def test_the_gradient_of_the_log_variances_is_that_of_torch() -> None:
     torch.testing.assert_close(got, (weights - means) * gradient / 2)
 
 
+@pytest.mark.parametrize("prior", [priors.Standard(), priors.Gaussian(torch.ones(2000), 0.3), "moments"])
+def test_what_gpus_run_is_the_same_in_float32(prior: priors.Gaussian, monkeypatch: pytest.MonkeyPatch) -> None:
+    g = torch.Generator().manual_seed(0)
+    m, log_v, v0 = torch.randn(2000, generator=g), torch.randn(2000, generator=g) - 3, torch.rand(2000, generator=g)
+    prior = priors.TeacherMoments(m + 1, v0, floor=0.1) if isinstance(prior, str) else prior
+
+    def everything() -> tuple[Tensor, ...]:
+        gradients = torch.ones(2000), torch.ones(2000)
+        return (prior.evaluate(m, log_v, gradients, 0.2), *gradients, draw_(torch.empty(2000), m, log_v, 9))
+
+    compiled = everything()
+    monkeypatch.setattr(fused, "fits", lambda *tensors: False)
+    torch.testing.assert_close(compiled, everything(), rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_not_finite_is_seen() -> None:
+    m, log_v = torch.zeros(5 * CHUNK), torch.zeros(5 * CHUNK)
+    log_v[0], log_v[-1] = math.inf, -math.inf  # in two spans
+    assert not fused.kl(m, log_v, None, None, 1.0).isfinite()
+    assert fused.kl(m[:9], torch.full((9,), 100.0), None, None, 1.0) == math.inf
+    variance = torch.ones(9)
+    variance[4] = math.nan
+    assert fused.kl(m[:9], log_v[1:10].contiguous(), None, variance, 0.1).isnan()
+
+
+def test_lengths_that_differ_are_refused_not_read_beyond() -> None:
+    with pytest.raises(ValueError, match="one length"):
+        fused.draw_(torch.empty(10), torch.zeros(10), torch.zeros(3), 5)
+    with pytest.raises(ValueError, match="log-variances"):
+        priors.Standard().kl(torch.zeros(200_000), torch.zeros(10))
+
+
+def test_loops_work_where_nothing_can_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code = "import torch, byov\np = byov.Posterior(torch.nn.Linear(3, 2))\nwith p.sampled(): print(p(torch.ones(1, 3)))"
+    package = tmp_path / "byov"
+    shutil.copytree(Path(fused.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in (package, package / "data"):
+        (folder / "__pycache__").write_text("")  # a file where a folder would be made
+    nowhere = {"HOME": str(tmp_path / "file"), "XDG_CACHE_HOME": str(tmp_path / "file" / "cache")}
+    environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"} | nowhere
+    environment |= {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "tensor" in done.stdout, done.stderr
+
+
 def test_only_flat_float32_on_a_cpu_fits() -> None:
     assert fused.fits(torch.zeros(3), None)
+    assert not fused.fits(torch.zeros(3, 2)) and not fused.fits(torch.zeros(()))
+    assert not fused.fits(torch.zeros(3), torch.zeros(4))
     assert not fused.fits(torch.zeros(3), torch.zeros(3, dtype=torch.float64))
     assert not fused.fits(torch.zeros(6)[::2])
     assert not fused.fits(torch.zeros(3, device="meta"))

@@ -123,6 +123,7 @@ def _train(arguments: list[str]) -> int:
 
     from rich.console import Console
 
+    from byov.fused import first_time
     from byov.progress import StageProgress, StepProgress
     from byov.training.loop import Interrupted
     from byov.training.resolve import LEAST_STEPS
@@ -148,6 +149,8 @@ def _train(arguments: list[str]) -> int:
         if warning := too_short(trainer):
             console.print(warning, soft_wrap=True, markup=False)
         finished = trainer.step >= trainer.total
+        if not finished and trainer.learner.posterior.means.device.type == "cpu" and first_time():
+            console.print("compiling loops for this machine, once: some 10 seconds")
         length = (
             "this run is finished; --extend EPOCHS lengthens it"
             if finished

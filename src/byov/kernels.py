@@ -100,10 +100,9 @@ def _uniforms(state: Any, out: Any) -> None:
 
 @inlined
 def _exp(x: Any) -> Any:
-    """e^x; 0 below the least normal number, which a pruned weight's log-variance of -inf relies on."""
-    low = x < F(-87.3)
-    x = F(-87.3) if low else x
-    x = F(88.3) if x > F(88.3) else x
+    """e^x: 0 below the least normal number (a pruned weight has log-variance -inf), inf from 88.3 on."""
+    low, high = x < F(-87.3), x > F(88.3)
+    x = F(-87.3) if low else (F(88.3) if high else x)
     power = F(F(x * F(1.44269504) + ROUND) - ROUND)
     x = x - power * F(0.693359375)
     x = x - power * F(-2.12194440e-4)
@@ -114,7 +113,7 @@ def _exp(x: Any) -> Any:
     y = y * x + F(1.6666665459e-1)
     y = y * x + F(5.0000001201e-1)
     y = (y * (x * x) + x + F(1)) * I(I(I(power) + I(127)) << I(23)).view(np.float32)
-    return F(0) if low else y
+    return F(0) if low else (F(np.inf) if high else y)
 
 
 @inlined
@@ -220,7 +219,7 @@ def draw(out: Any, means: Any, log_variances: Any, seed: Any, chunk: Any) -> Non
                     place = 0
                 noise[k] = _uniform(state[place])
                 place += 1
-            _normals(noise, first, second)
+            _normals(noise, first, second)  # of all 624, for which the numbers after the 16 do not count
             last = stop - GROUP
             _perturb(out[last:stop], means[last:stop], log_variances[last:stop], noise)
 
@@ -235,7 +234,7 @@ def to_log_variances(out: Any, weights: Any, means: Any, gradient: Any) -> None:
 # ---------------------------------------------------------------------------------------------------------------- KL
 
 
-@numba.njit(nogil=True, fastmath={"contract", "reassoc"})
+@numba.njit(nogil=True, fastmath={"contract", "reassoc"})  # reordered, or it would be one addition after another
 def _sum(values: Any) -> Any:
     total = F(0)
     for k in range(len(values)):
@@ -244,25 +243,30 @@ def _sum(values: Any) -> Any:
 
 
 @compiled
+def _prior_block(variance0: Any, least: Any, precision0: Any, log_variance0: Any) -> None:
+    for k in range(len(variance0)):
+        v0 = least if variance0[k] < least else variance0[k]
+        precision0[k] = F(1) / v0
+        log_variance0[k] = _log(v0)
+
+
+@compiled
 def _kl_block(
     terms: Any,
     means: Any,
     log_variances: Any,
     mean0: Any,
-    variance0: Any,
-    least: Any,
+    precision0: Any,
+    log_variance0: Any,
     to_means: Any,
     to_log_variances: Any,
     scale: Any,
 ) -> None:
     for k in range(len(terms)):
-        away = means[k] if mean0 is None else means[k] - mean0[k]
-        v0 = least if variance0 is None else max(least, variance0[k])
-        precision0, v = F(1) / v0, _exp(log_variances[k])
-        terms[k] = (away * away + v) * precision0 - F(1) - (log_variances[k] - _log(v0))
-        if to_means is not None:
-            to_means[k] += scale * precision0 * away
-            to_log_variances[k] += F(0.5) * scale * (v * precision0 - F(1))
+        away, v = means[k] - mean0[k], _exp(log_variances[k])
+        terms[k] = (away * away + v) * precision0[k] - F(1) - (log_variances[k] - log_variance0[k])
+        to_means[k] += scale * precision0[k] * away
+        to_log_variances[k] += F(0.5) * scale * (v * precision0[k] - F(1))
 
 
 @compiled
@@ -278,17 +282,23 @@ def kl(
 ) -> Any:
     """Twice KL[q || N(mean0, diag(variance0))]; adds scale * the KL's gradient to `to_means` and `to_log_variances`.
 
-    `least`: least variance of the prior. `mean0` None: 0. `variance0` None: `least`. `to_means` None: no gradient.
+    `least` is the least variance of the prior. An empty `mean0` is 0, an empty `variance0` is `least`, and for empty
+    gradients there are none: one kind of arguments, so that numba compiles, and keeps, one loop for all priors.
     """
-    terms = np.empty(BLOCK, np.float32)
+    nothing = np.zeros(BLOCK, np.float32)
+    terms, precision, log_v0 = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    ignored = np.zeros((2, BLOCK), np.float32)
+    _prior_block(nothing, F(least), precision, log_v0)
     total = 0.0
     for start in range(0, len(means), BLOCK):
         stop = min(start + BLOCK, len(means))
-        m0 = None if mean0 is None else mean0[start:stop]
-        v0 = None if variance0 is None else variance0[start:stop]
-        to_m = None if to_means is None else to_means[start:stop]
-        to_log_v = None if to_log_variances is None else to_log_variances[start:stop]
-        m, log_v, some = means[start:stop], log_variances[start:stop], terms[: stop - start]
-        _kl_block(some, m, log_v, m0, v0, F(least), to_m, to_log_v, F(scale))
-        total += _sum(some)
+        n = stop - start
+        if len(variance0):
+            _prior_block(variance0[start:stop], F(least), precision, log_v0)
+        m0 = mean0[start:stop] if len(mean0) else nothing[:n]
+        to_m = to_means[start:stop] if len(to_means) else ignored[0, :n]
+        to_log_v = to_log_variances[start:stop] if len(to_log_variances) else ignored[1, :n]
+        m, log_v = means[start:stop], log_variances[start:stop]
+        _kl_block(terms[:n], m, log_v, m0, precision[:n], log_v0[:n], to_m, to_log_v, F(scale))
+        total += _sum(terms[:n])
     return total

@@ -68,15 +68,22 @@ class Gaussian:
             if tensor is not None and tensor.shape != means.shape:
                 sizes = f"{tuple(tensor.shape)} weights, the posterior over {tuple(means.shape)}"
                 raise ValueError(f"the prior is over {sizes}.")
+        if log_variances.shape != means.shape:
+            raise ValueError(f"{tuple(means.shape)} means came with {tuple(log_variances.shape)} log-variances.")
         centred = mean is not None or not self.mean
         if centred and fused.fits(means, log_variances, mean, variance, *(gradients or ())):
             least = self.floor if variance is not None else max(float(self.variance), self.floor)
             return fused.kl(means, log_variances, mean, variance, least, gradients, scale)
         precise = torch.promote_types(means.dtype, torch.float32)
-        v0 = torch.as_tensor(self.variance, dtype=precise, device=means.device).clamp(min=self.floor)
+        if variance is None:
+            v0: Tensor | float = max(float(self.variance), self.floor)
+            log_v0: Tensor | float = math.log(v0)
+        else:
+            v0 = variance.to(precise).clamp(min=self.floor)
+            log_v0 = v0.log()
         away, log_v = means.to(precise) - self.mean, log_variances.to(precise)
         v = log_v.exp()
-        total = ((v + away * away) / v0 - 1 - (log_v - v0.log())).sum(dtype=torch.float64)
+        total = ((v + away * away) / v0 - 1 - (log_v - log_v0)).sum(dtype=torch.float64)
         if gradients is not None:
             gradients[0].add_(away / v0, alpha=scale)
             gradients[1].add_(v / v0 - 1, alpha=0.5 * scale)
@@ -101,8 +108,11 @@ class _GaussianKL(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         means, log_variances, *_ = ctx.saved_tensors
         gradients = torch.zeros_like(means), torch.zeros_like(log_variances)
-        ctx.prior.evaluate(means, log_variances, gradients, float(grad))
-        return *gradients, None
+        if grad.device.type == "cpu":  # no waiting for it, and two passes over memory less
+            ctx.prior.evaluate(means, log_variances, gradients, float(grad))
+            return *gradients, None
+        ctx.prior.evaluate(means, log_variances, gradients)
+        return gradients[0].mul_(grad), gradients[1].mul_(grad), None
 
 
 class Standard(Gaussian):

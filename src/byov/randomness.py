@@ -91,14 +91,13 @@ def hashed_uniforms(ids: Tensor, seed: Tensor | int, count: int) -> Tensor:
     return ((bits >> 40) & 0xFFFFFF).to(torch.float32) * 2.0**-24  # the top 24 bits: all that a float32 holds
 
 
-def normal_(out: Tensor, *key: int) -> Tensor:
-    """Fills a flat tensor with N(0, 1), independent for every key, in place.
+def normal_(out: Tensor, seed: int) -> Tensor:
+    """Fills a flat tensor with N(0, 1), in place; seeds must be further apart than a tensor has chunks.
 
     On a CPU over threads of our own: torch makes normal numbers on one core. (Draws of float32 weights: `byov.fused`.)
     """
     if out.device.type != "cpu":
-        return out.normal_(generator=generator(*key, device=out.device))
-    seed = fold(*key)
+        return out.normal_(generator=generator(seed, device=out.device))
 
     def chunk(start: int) -> None:
         out[start : start + CHUNK].normal_(generator=chunk_generator(seed, start // CHUNK))

@@ -17,6 +17,10 @@ from byov.data import colour
 from byov.data.resample import blur_kernel_size
 from byov.kernels import compiled
 
+# numba keeps compiled loops until this file changes, and what it takes from others is compiled in: a test holds this
+# digest to those, so that a change there is one here.
+ELSEWHERE = "b5f4aeee6f9628cf"
+
 Floats = NDArray[np.float32]
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = colour.BRIGHTNESS, colour.CONTRAST, colour.SATURATION, colour.HUE
@@ -71,6 +75,9 @@ def make_views(out: Floats, images: NDArray[np.uint8], parameters: Any, start: i
         top, left, tall, wide = boxes.top[i], boxes.left[i], boxes.height[i], boxes.width[i]
         if top < 0 or left < 0 or tall < 1 or wide < 1 or top + tall > height or left + wide > width:
             raise ValueError("a box does not lie in its image")
+        for kind in parameters.order[i]:
+            if kind < 0 or kind > HUE:
+                raise ValueError("an order names an operation that there is not")
         view = out[i]
         _columns(images[i % count], top, left, tall, wide, columns)
         used = _filter(wide, size, BYTE, first, weights, lines)

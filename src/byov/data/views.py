@@ -50,10 +50,12 @@ class Parameters(NamedTuple):
     solarise: Tensor
     """bool (B,)"""
 
-    def arrays(self) -> Parameters:
-        """The same in contiguous numpy arrays instead of tensors, for `pixels.make_views`."""
-        boxes = Boxes(*map(_array, self.boxes))
-        return Parameters(boxes, *map(_array, self[1:]))
+    def arrays(self, count: int) -> Parameters:
+        """The same for `count` views in contiguous numpy arrays instead of tensors, for `pixels.make_views`."""
+        floats = self._replace(factors=self.factors.float(), sigma=self.sigma.float())  # the loops round in float32
+        if {len(field) for field in (*self.boxes, *self[1:])} != {count} or self.factors.shape != (count, 4):
+            raise ValueError(f"parameters of other images: {count} views want one of each, four factors and an order.")
+        return Parameters(Boxes(*map(_array, self.boxes)), *map(_array, floats[1:]))
 
 
 def _array(field: Tensor) -> Any:
@@ -95,7 +97,8 @@ def draw_parameters(
 ) -> Parameters:
     """The random parameters of views of the images `ids`, which have (height, width) pixels; all of the first view,
     then all of the next: each has a config and a key, usually (seed, epoch, view)."""
-    settings = torch.tensor([_settings(config, height, width) for config in configs], device=ids.device)
+    told = [_settings(config, height, width) for config in configs]
+    settings = torch.tensor(told, dtype=torch.float32, device=ids.device)
     settings, seeds = (t.repeat_interleave(len(ids), 0) for t in (settings, folds(keys, ids.device)))
     chances, strengths, sigmas, crop = torch.split(settings, [5, 4, 2, 6], 1)
     numbers = _uniforms(ids.repeat(len(configs)), seeds)
@@ -116,7 +119,7 @@ def draw_parameters(
 def _uniforms(ids: Tensor, seeds: Tensor) -> Tensor:
     if ids.device.type != "cpu":
         return hashed_uniforms(ids, seeds, NUMBERS)
-    numbers = torch.empty(len(ids), NUMBERS)
+    numbers = torch.empty(len(ids), NUMBERS, dtype=torch.float32, device="cpu")
     _loops().hash_uniforms(ids.to(torch.int64).numpy(), seeds.numpy(), numbers.numpy())
     return numbers
 
@@ -178,10 +181,10 @@ def apply(images: Tensor, parameters: Parameters, size: int) -> Tensor:
 
 
 def fill_by_loops(out: Tensor, images: Tensor, parameters: Parameters) -> None:
-    """Image by image, on threads of ours. On a core a fifth of the time of tensor operations at 32 px (1.7 against 9.6
-    ms for 256 views), a sixth at 64, a quarter at 224; the first call on a machine compiles, which takes 7 s."""
+    """Image by image, where there is more to do on threads of ours. On a core a fifth of the time of tensor operations
+    at 32 px (1.7 against 9.6 ms for 256 views), a sixth at 64; the first call on a machine compiles, for some 7 s."""
     make_views = _loops().make_views
-    views, pixels, arrays = out.numpy(), images.contiguous().numpy(), parameters.arrays()
+    views, pixels, arrays = out.numpy(), images.contiguous().numpy(), parameters.arrays(len(out))
     threads = 1 if out.numel() < ALONE else torch.get_num_threads()
     step = max(1, -(-len(out) // (PARTS * threads)))
 
