@@ -14,7 +14,6 @@ from byov.evaluation.measures import (
     errors_of,
     selective_measures,
 )
-from byov.evaluation.probe import fit_probe
 from byov.evaluation.subject import Subject
 from byov.evaluation.uncertainties import scores_at_means
 from byov.metrics import fit_temperature, knn_accuracy, recall_at_1, retrieval_hits
@@ -62,7 +61,7 @@ def scaled_measures(subject: Subject) -> Measures:
     if not held.any():
         return {"temperature": None}
     features, labels = subject.train_features, data.train_labels
-    probe = fit_probe(features[~held], labels[~held], classes=data.classes)
+    probe = subject.fit(features[~held], labels[~held])
     temperature = fit_temperature(probe.logits(features[held]), labels[held])
     scaled = (probe.logits(subject.test_features) / temperature).softmax(1).float()
     return {"temperature": temperature} | below("scaled.", class_measures(scaled, data.test_labels))
@@ -95,7 +94,7 @@ def semi_measures(subject: Subject) -> Measures:
     data = subject.data
     found: Measures = {}
     for percent, chosen in label_lists(data.train_labels).items():
-        probe = fit_probe(subject.train_features[chosen], data.train_labels[chosen], classes=data.classes)
+        probe = subject.fit(subject.train_features[chosen], data.train_labels[chosen])
         measures = class_measures(probe.probabilities(subject.test_features), data.test_labels)
         measures |= {"labels": len(chosen), "probe_l2": probe.l2}
         found |= below(f"semi.{percent}.", measures)

@@ -125,7 +125,15 @@ class Subject:
     @cached_property
     def probe(self) -> Probe:
         """The linear probe, fitted to all training images."""
-        return fit_probe(self.train_features, self.data.train_labels, classes=self.data.classes)
+        return self.fit(self.train_features, self.data.train_labels)
+
+    def fit(self, features: Tensor, labels: Tensor) -> Probe:
+        """A linear probe on some of the features."""
+        what = f"fitting a probe to {len(labels):,} images"
+        self.progress(what, 0, 0)  # no telling how long it takes
+        probe = fit_probe(features, labels, classes=self.data.classes)
+        self.progress(what, 1, 1)
+        return probe
 
     def features(self, images: Tensor, what: str) -> Tensor:
         """Features of images of any side."""
