@@ -242,31 +242,38 @@ def _sum(values: Any) -> Any:
     return total
 
 
-@compiled
-def _prior_block(variance0: Any, least: Any, precision0: Any, log_variance0: Any) -> None:
-    for k in range(len(variance0)):
-        v0 = least if variance0[k] < least else variance0[k]
-        precision0[k] = F(1) / v0
-        log_variance0[k] = _log(v0)
+# A loop over more than some five arrays is not vectorised: too many that might overlap.
 
 
 @compiled
-def _kl_block(
-    terms: Any,
-    means: Any,
-    log_variances: Any,
-    mean0: Any,
-    precision0: Any,
-    log_variance0: Any,
-    to_means: Any,
-    to_log_variances: Any,
-    scale: Any,
-) -> None:
+def _away(away: Any, means: Any, mean0: Any) -> None:
+    for k in range(len(away)):
+        away[k] = means[k] - mean0[k]
+
+
+@compiled
+def _terms(terms: Any, variances: Any, away: Any, log_variances: Any, precision0: Any, log_variance0: Any) -> None:
     for k in range(len(terms)):
-        away, v = means[k] - mean0[k], _exp(log_variances[k])
-        terms[k] = (away * away + v) * precision0[k] - F(1) - (log_variances[k] - log_variance0[k])
-        to_means[k] += scale * precision0[k] * away
-        to_log_variances[k] += F(0.5) * scale * (v * precision0[k] - F(1))
+        v = _exp(log_variances[k])
+        variances[k] = v
+        terms[k] = (away[k] * away[k] + v) * precision0 - F(1) - (log_variances[k] - log_variance0)
+
+
+@compiled
+def _rescale(away: Any, variances: Any, terms: Any, variance0: Any, least: Any) -> None:
+    """From a prior of variance 1 to one of variance `variance0`: the terms, and what the gradients are made of."""
+    for k in range(len(away)):
+        v0 = least if variance0[k] < least else variance0[k]
+        square = away[k] * away[k] + variances[k]
+        away[k], variances[k] = away[k] / v0, variances[k] / v0
+        terms[k] += square / v0 - square + _log(v0)
+
+
+@compiled
+def _gradients(to_means: Any, to_log_variances: Any, away: Any, variances: Any, precision0: Any, scale: Any) -> None:
+    for k in range(len(away)):
+        to_means[k] += scale * precision0 * away[k]
+        to_log_variances[k] += F(0.5) * scale * (variances[k] * precision0 - F(1))
 
 
 @compiled
@@ -285,20 +292,24 @@ def kl(
     `least` is the least variance of the prior. An empty `mean0` is 0, an empty `variance0` is `least`, and for empty
     gradients there are none: one kind of arguments, so that numba compiles, and keeps, one loop for all priors.
     """
-    nothing = np.zeros(BLOCK, np.float32)
-    terms, precision, log_v0 = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-    ignored = np.zeros((2, BLOCK), np.float32)
-    _prior_block(nothing, F(least), precision, log_v0)
+    terms, variances, gaps = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    v0 = F(1 if len(variance0) else least)  # variances of its own come in afterwards
+    precision0, log_variance0, factor = F(1) / v0, _log(v0), F(scale)
     total = 0.0
     for start in range(0, len(means), BLOCK):
         stop = min(start + BLOCK, len(means))
         n = stop - start
+        away = means[start:stop]
+        if len(mean0) or len(variance0):
+            away = gaps[:n]
+            away[:] = means[start:stop]
+        if len(mean0):
+            _away(away, means[start:stop], mean0[start:stop])
+        _terms(terms[:n], variances[:n], away, log_variances[start:stop], precision0, log_variance0)
         if len(variance0):
-            _prior_block(variance0[start:stop], F(least), precision, log_v0)
-        m0 = mean0[start:stop] if len(mean0) else nothing[:n]
-        to_m = to_means[start:stop] if len(to_means) else ignored[0, :n]
-        to_log_v = to_log_variances[start:stop] if len(to_log_variances) else ignored[1, :n]
-        m, log_v = means[start:stop], log_variances[start:stop]
-        _kl_block(terms[:n], m, log_v, m0, precision[:n], log_v0[:n], to_m, to_log_v, F(scale))
+            _rescale(away, variances[:n], terms[:n], variance0[start:stop], F(least))
         total += _sum(terms[:n])
+        if len(to_means):
+            to_m, to_log_v = to_means[start:stop], to_log_variances[start:stop]
+            _gradients(to_m, to_log_v, away, variances[:n], precision0, factor)
     return total
