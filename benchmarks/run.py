@@ -26,6 +26,7 @@ PARTS = (
     "byol_step",
     "views",
     "startup",
+    "listing",
     "memory",
     "updates",
     "processes",

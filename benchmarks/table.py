@@ -171,6 +171,11 @@ def _startup_rows(part: Part) -> Iterable[Row]:
     yield _row("`import byov`", "`import torch`", part["import_ratio"], most(1.3), note)
 
 
+def _listing_rows(part: Part) -> Iterable[Row]:
+    note = "empty files, just made: where the disk has to be read it takes longer"
+    yield _row(f"indexing a folder, {part['paths']:,} paths", "", part["seconds"], most(60), note, unit=" s")
+
+
 def _growth_rows(part: Part) -> Iterable[Row]:
     for name, it in part.items():
         slope = f"{it['intercept']:.0f} ms + {it['slope']:.3g} ms a {it['unit']}"
@@ -249,6 +254,7 @@ MAKERS: dict[str, Callable[[Part], Iterable[Row]]] = {
     "memory": _memory_rows,
     "updates": _updates_rows,
     "startup": _startup_rows,
+    "listing": _listing_rows,
     "growth": _growth_rows,
     "processes": _processes_rows,
     "tricks": _tricks_rows,
