@@ -36,6 +36,7 @@ PARTS = (
     "scoring",
     "predictive",
 )
+QUICK = ("bayesian_step", "byol_step", "views", "startup")  # a glance: the other parts only with --only
 BUSY = {"OMP_WAIT_POLICY": "passive"}
 SHOWN = (
     "torch",
@@ -65,7 +66,7 @@ def main() -> None:
         sys.exit(2)
     options.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"parts": {}}
-    for part in [] if options.render else options.only:
+    for part in [] if options.render else options.only or (QUICK if options.quick else PARTS):
         print(f"{part} ...", flush=True)
         begun = time.perf_counter()
         numbers = importlib.import_module(part).measure(options.quick)
@@ -85,7 +86,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few rounds: under 5 minutes, not for the record")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts")
+    parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of results.json and results.md")
     parser.add_argument("--render", action="store_true", help="measure nothing, write the table again")
     parser.add_argument("--threads", type=int, help="of every variant (default: one a core)")
