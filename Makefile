@@ -22,7 +22,7 @@ help:
 	@echo "make test   the whole test suite"
 	@echo "make lint   ruff, mypy, import-linter"
 	@echo "make bench  byov beside what one would use instead: benchmarks/results.md (under 40 minutes)"
-	@echo "make bench-quick     the same with few rounds, in runs/bench-quick (under 5 minutes)"
+	@echo "make bench-quick     four of its parts with few rounds, one size each, in runs/bench-quick (3 minutes)"
 	@echo "make bench-accuracy  probe accuracy after 10 minutes of training, three seeds (1.5 hours; can be stopped and repeated)"
 	@echo "make profile  where the time of a BYOV step goes, and the least it could be (a minute)"
 	@echo "make picture  docs/report.png, a screenshot of the demo's page (needs chromium)"

@@ -85,7 +85,7 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few rounds: under 5 minutes, not for the record")
+    parser.add_argument("--quick", action="store_true", help="four parts, few rounds: 3 minutes, not for the record")
     parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of results.json and results.md")
     parser.add_argument("--render", action="store_true", help="measure nothing, write the table again")
