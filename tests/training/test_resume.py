@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,6 @@ SMALL: dict[str, Any] = {
     "optim": {"epochs": 2, "batch_size": 16},
     "monitor": {"tensorboard": False, "log_every": 3, "knn_every": 1, "checkpoint_steps": 3},
 }
-
-
-@pytest.fixture(autouse=True)
-def threads_as_before() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def small(changes: dict[str, Any] | None = None, epochs: int = 2) -> Config:

@@ -28,7 +28,7 @@ from byov.evaluation.measures import strict
 from byov.evaluation.outside import of_source
 from byov.evaluation.predictive import ClassPredictions, over_draws, predict_classes, work_key
 from byov.evaluation.probe import fit_probe
-from byov.evaluation.reference import BATCH, Bank, at_draw
+from byov.evaluation.reference import Bank, at_draw
 from byov.evaluation.run import Run
 from byov.evaluation.subject import Labelled, at_side, in_channels, load_labelled, spread
 from byov.files import write_json
@@ -197,7 +197,7 @@ def predict_supervised(
 
     def take(k: int, found: dict[str, Predictive], advance: Callable[[int], None]) -> None:
         with at_draw(network, run.config.seed, k):
-            logits = features_of(_Logits(network), images, BATCH, advance)
+            logits = features_of(_Logits(network), images, advance=advance)
         found["all"].update(logits.double().softmax(1))
 
     nothing, work = {"all": Predictive(len(images), run.classes or 0)}, work_key(bank, "supervised", images)

@@ -12,7 +12,7 @@ from byov.data.shifts import shifted
 from byov.evaluation.features import features_of
 from byov.evaluation.measures import Measures
 from byov.evaluation.probe import Probe
-from byov.evaluation.reference import BATCH, Bank, at_draw
+from byov.evaluation.reference import Bank, at_draw
 from byov.evaluation.run import Run
 from byov.evaluation.subject import spread, subject_of
 from byov.metrics.convergence import predictive_over_draws
@@ -49,6 +49,6 @@ def probabilities_of_draws(bank: Bank, probe: Probe, images: Tensor, draws: int)
     run, found = bank.run, []
     for k in range(draws):
         with at_draw(run.encoder, run.config.seed, k):
-            features = features_of(run.encoder, images, BATCH)
+            features = features_of(run.encoder, images)
         found.append(probe.probabilities(bank.aligned(features, k)))
     return torch.stack(found)

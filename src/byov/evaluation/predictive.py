@@ -23,10 +23,10 @@ from torch import Tensor, distributed
 from byov.data.fetch import Progress
 from byov.data.resample import resized
 from byov.errors import BadInput
-from byov.evaluation.features import features_of
+from byov.evaluation.features import BATCH, features_of, outputs_of
 from byov.evaluation.kept import digest
 from byov.evaluation.probe import Probe
-from byov.evaluation.reference import BATCH, Bank, Moments, aligned, at_draw, moments_of
+from byov.evaluation.reference import Bank, Moments, aligned, at_draw, moments_of
 from byov.files import write_atomically
 from byov.metrics.over_draws import OverDraws
 from byov.metrics.predictive import Predictive
@@ -141,14 +141,8 @@ def _outputs(
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[Tensor]:
     """What each level gives out at draw k, in evaluation mode: on the CPU, in float32."""
-    was_training, device = network.training, network.means.device
-    network.eval()
-    parts = []
     with at_draw(network, seed, k):
-        for batch in torch.split(images, batch_size):
-            parts.append([output.float().cpu() for output in network(batch.to(device))])
-            advance(len(batch))
-    network.train(was_training)
+        parts = [[level.float().cpu() for level in out] for out in outputs_of(network, images, batch_size, advance)]
     return [torch.cat(level) for level in zip(*parts, strict=True)]
 
 

@@ -24,8 +24,8 @@ from byov.data.decoded import Say, say_on_stderr
 from byov.data.fetch import Progress
 from byov.data.resample import resized
 from byov.errors import BadInput
-from byov.evaluation.features import features_of
-from byov.evaluation.reference import BATCH, Bank, Moments, aligned, at_draw, constant
+from byov.evaluation.features import BATCH, features_of
+from byov.evaluation.reference import Bank, Moments, aligned, at_draw, constant
 from byov.evaluation.run import Run
 from byov.evaluation.subject import in_channels
 

@@ -16,7 +16,7 @@ from byov.evaluation.features import features_of
 from byov.evaluation.measures import Scores, below, predictive_scores
 from byov.evaluation.predictive import over_draws, work_key
 from byov.evaluation.probe import Probe
-from byov.evaluation.reference import BATCH, Bank, at_draw
+from byov.evaluation.reference import Bank, at_draw
 from byov.evaluation.score import BLOCK, CANDIDATES, TERMS, OneDraw
 from byov.evaluation.subject import Subject, at_side
 from byov.metrics import Predictive, energy, entropy, knn_distance, mahalanobis, max_softmax
@@ -121,7 +121,7 @@ def pass_draws(subject: Subject, images: Tensor, draws: int, what: str) -> Drawn
 
     def take(k: int, found: dict[str, Drawn], advance: Callable[[int], None]) -> None:
         with at_draw(run.encoder, run.config.seed, k):
-            features = features_of(run.encoder, images, BATCH, advance)
+            features = features_of(run.encoder, images, advance=advance)
         found["all"].update(bank, probe, features, k)
 
     def progress(_: str, done: int, total: int) -> None:
