@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from conductor import THREADS, Turn, Variant, fastest, interleave, ratios, steps_of, summary
-from models import CLASSES, SIDE, STUDENT, images
+from models import CLASSES, SIDE, STUDENT, classifier, images
 from peers import _replaced
 
 DETERMINISTIC = "deterministic forward"
@@ -138,6 +138,14 @@ def included(run: str, count: int) -> Turn:
         predict_classes(Bank(opened), probe, tested, DRAWS)
 
     return steps_of(step)
+
+
+def forward(task: str, count: int) -> Turn:
+    """Nothing but byov's way of passing images through a network."""
+    from byov.evaluation.features import features_of
+
+    network, tested = classifier(task), images(count) / 255
+    return steps_of(lambda k: features_of(network, tested))
 
 
 def _opened(run: str, count: int) -> tuple[Any, Any, Tensor]:

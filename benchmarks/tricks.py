@@ -42,6 +42,7 @@ STEP = ("peers", "byov_add_kl", {"task": "2.7M"})
 LARGE = ("peers", "byov_add_kl", {"task": "21M"})
 VIEWS = ("views", "byov", {"side": 32})
 LARGE_VIEWS = ("views", "byov", {"side": 224})
+FORWARD = ("predictive", "forward", {"task": "0.8M", "count": 1024})
 TRICKS = {
     "compiled loops, Bayesian step 2.7M": Trick("byov.fused", "fits", lambda *tensors: False, STEP),
     "compiled loops, Bayesian step 21M": Trick("byov.fused", "fits", lambda *tensors: False, LARGE),
@@ -50,6 +51,7 @@ TRICKS = {
     "own threads, Bayesian step 21M": Trick("byov.fused", "for_each", one_by_one, LARGE),
     "one thread alone, views at 32 px": Trick("byov.data.views", "ALONE", 0, VIEWS),
     "own threads, views at 224 px": Trick("byov.data.views", "for_each", one_by_one, LARGE_VIEWS),
+    "own threads, forward of 1,024 images": Trick("byov.evaluation.features", "FEW", 0, FORWARD),
     "keeping freed memory, Bayesian step 2.7M": Trick("byov.posterior", "keep_freed_memory", lambda: None, STEP),
 }
 
