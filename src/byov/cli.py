@@ -466,18 +466,26 @@ def _report(arguments: list[str]) -> int:
 def _study(arguments: list[str]) -> int:
     options = parse(Study, "study", arguments)
     from byov.studies.lab import Lab
-    from byov.studies.make import make, names, train_all
+    from byov.studies.make import make, make_all
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the runs in training save
     say = partial(print, file=sys.stderr)
     launch = shlex.split(options.launch or "")
     lab = Lab(options.out, options.scale, options.seeds, options.data, options.jobs, launch, say)
-    wanted = names() if options.name == "all" else [options.name]
     with disk_space_checked(options.out):
-        train_all(wanted, lab)
-        for name in wanted:
-            print(f"written: {make(name, lab)}", flush=True)
-    return DONE
+        if options.name != "all":
+            print(f"written: {make(options.name, lab)}")
+            return DONE
+        failed = []
+        for name, why in make_all(lab):
+            if why is None:
+                print(f"written: {options.out / name / lab.name}", flush=True)
+            else:
+                failed.append(name)
+                print(f"not made: {name}: {why}", file=sys.stderr)
+    if failed:
+        print(f"byov: not all was made: mend what is said of {', '.join(failed)}, and repeat this.", file=sys.stderr)
+    return FAILED if failed else DONE
 
 
 def _ledger(arguments: list[str]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -26,6 +26,7 @@ from byov.evaluation.outcomes import Outcomes, outcomes, read_outcomes, write_ou
 from byov.evaluation.outside import plain_name
 from byov.evaluation.run import Run, load
 from byov.files import write_json, write_text
+from byov.studies.children import Order, side_by_side
 
 Say = Callable[[str], None]
 
@@ -101,12 +102,21 @@ class Lab:
         if any(count is not None and count < 1 for count in (jobs, seeds)):
             raise BadInput("--jobs and --seeds must be at least 1.")
         self.folder, self.name, self.scale, self.say = folder, scale, SCALES[scale], say
+        self._given = (scale, data)
         self.jobs = jobs or (1 if torch.cuda.is_available() else min(4, os.cpu_count() or 1))
         self.launch = launch or (sys.executable, "-m", "byov")
         if data is not None and data != self.scale.data:
             self.name, self.scale = f"{scale}-{plain_name(data)}", replace(self.scale, data=data)
         open_source(self.scale.data)  # it must be there
         self.seeds = seeds or self.scale.seeds
+
+    def command(self, study: str) -> list[str]:
+        """The command that makes one study in such a lab."""
+        scale, data = self._given
+        options = ["--scale", scale, "--seeds", str(self.seeds), "--jobs", str(self.jobs), "--out", str(self.folder)]
+        options += [] if data is None else ["--data", data]
+        options += ["--launch", shlex.join(self.launch)]
+        return [sys.executable, "-m", "byov", "study", study, *options]
 
     # --------------------------------------------------------------------------------------------------------- configs
 
@@ -143,23 +153,23 @@ class Lab:
         if not missing:
             return
         self.say(f"{len(missing)} runs to train, {self.jobs} at a time; they are kept in {self.folder / 'runs'}")
+        begun = time.monotonic()
+        orders = [self._order(config) for config in missing]
+        for done, (_, child) in enumerate(side_by_side(orders, self.jobs), 1):
+            if child.code:
+                raise TrainingFailed(f"a run of the study failed ({child.last_words}); {child.log} tells more.")
+            left = (time.monotonic() - begun) / done * (len(missing) - done) / 60
+            self.say(f"  {done} of {len(missing)} runs are trained; about {left:.0f} minutes for the others")
+
+    def _order(self, config: Config) -> Order:
+        """One `byov train`, from its start or from where it was stopped."""
+        out = self.path(config)
+        recipe = out.with_suffix(".yaml")
         threads = max(1, (os.cpu_count() or 1) // self.jobs)
-        waiting, begun = list(missing), time.monotonic()
-        running: list[_Training] = []
-        try:
-            while waiting or running:
-                while waiting and len(running) < self.jobs:
-                    running.append(_Training(self.path(waiting[0]), waiting.pop(0), threads, self.launch))
-                time.sleep(0.2)
-                for training in [t for t in running if t.ended()]:
-                    running.remove(training)
-                    training.check()
-                    done = len(missing) - len(waiting) - len(running)
-                    left = (time.monotonic() - begun) / done * (len(missing) - done) / 60
-                    self.say(f"  {done} of {len(missing)} runs are trained; about {left:.0f} minutes for the others")
-        finally:  # on Ctrl-C the children have had it too, and save
-            for training in running:
-                training.stop()
+        write_text(recipe, to_yaml(replace(config, threads=None)))
+        what = ["--resume"] if (out / "config.yaml").is_file() else [str(recipe)]
+        command = [*self.launch, "train", *what, "--out", str(out), "--threads", str(threads)]
+        return Order(command, out.with_suffix(".log"))
 
     def run(self, config: Config) -> Run:
         """A finished run, opened."""
@@ -200,30 +210,3 @@ class Lab:
             found = make(self.run(config))
             write_outcomes(path, found, settings)
         return found
-
-
-class _Training:
-    """One `byov train` in a process of its own; what it says goes to a file beside the run."""
-
-    def __init__(self, out: Path, config: Config, threads: int, launch: Sequence[str]) -> None:
-        recipe, self.log = out.with_suffix(".yaml"), out.with_suffix(".log")
-        write_text(recipe, to_yaml(replace(config, threads=None)))
-        command = [*launch, "train"]
-        command += ["--resume"] if (out / "config.yaml").is_file() else [str(recipe)]
-        command += ["--out", str(out), "--threads", str(threads)]
-        one = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        with self.log.open("a", encoding="utf-8") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | one)
-
-    def ended(self) -> bool:
-        return self.process.poll() is not None
-
-    def check(self) -> None:
-        if self.process.returncode:
-            said: Sequence[str] = self.log.read_text(encoding="utf-8").strip().splitlines() or ["it said nothing"]
-            raise TrainingFailed(f"a run of the study failed ({said[-1]}); {self.log} tells more.")
-
-    def stop(self) -> None:
-        if not self.ended():
-            self.process.terminate()  # it saves
-            self.process.wait()

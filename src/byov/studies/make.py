@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -16,9 +16,11 @@ import byov.studies
 from byov.config import Config
 from byov.errors import BadInput
 from byov.files import write_atomically, write_json, write_text
+from byov.studies.children import Order, side_by_side
 from byov.studies.lab import Lab
 
-NO_STUDY = ("claims", "compare", "lab", "ledger", "ledger_page", "make", "paper")  # modules of the room that are none
+# Modules of the room that are none.
+NO_STUDY = ("children", "claims", "compare", "lab", "ledger", "ledger_page", "make", "paper")
 
 
 class Study(Protocol):
@@ -43,9 +45,18 @@ def find(name: str) -> Study:
     return cast(Study, import_module(f"byov.studies.{name.replace('-', '_')}"))
 
 
-def train_all(names: Iterable[str], lab: Lab) -> None:
-    """What several studies need, all together: fewer processes wait for the last run of a study."""
-    lab.train(config for name in names for config in find(name).runs(lab))
+def make_all(lab: Lab) -> Iterator[tuple[str, str | None]]:
+    """Makes all studies, as many at a time as runs are trained; gives out each one's name, and why it failed if it did.
+
+    First the runs that they name, all together: fewer cores wait for the last run of a study. Then those that will
+    train more (`TRAINS_MORE`) go first, since they take longest.
+    """
+    lab.train(config for name in names() for config in find(name).runs(lab))
+    order = sorted(names(), key=lambda name: not getattr(find(name), "TRAINS_MORE", False))
+    lab.say(f"{len(order)} studies to make, {lab.jobs} at a time; {lab.folder}/STUDY/{lab.name}/log has what they say")
+    orders = [Order(lab.command(name), lab.folder / name / lab.name / "log") for name in order]
+    for place, child in side_by_side(orders, lab.jobs):
+        yield order[place], child.last_words if child.code else None
 
 
 def make(name: str, lab: Lab) -> Path:

@@ -15,6 +15,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from byov.config import Config
+from byov.evaluation.downstream import sources_there
 from byov.evaluation.evaluate import evaluate
 from byov.evaluation.noise import noise_measures
 from byov.evaluation.run import Run
@@ -40,8 +41,8 @@ def results(lab: Lab) -> list[dict[str, Any]]:
 
 
 def _rows(lab: Lab, config: Config) -> list[dict[str, Any]]:
-    draws, others = lab.scale.draws, OTHERS.get(lab.scale.data, ())
-    settings = {"draws": draws, "ood": list(others)}
+    draws, others = lab.scale.draws, sources_there(OTHERS.get(lab.scale.data, ()), lab.say)
+    settings = {"draws": draws, "ood": others}
 
     def measure(run: Run) -> dict[str, Any]:
         known = evaluate(run, draws=draws, ood=others, say=lab.say)

@@ -28,6 +28,7 @@ from byov.report.colours import BLUE, ORANGE, PURPLE
 from byov.studies.lab import Lab
 
 TITLE = "the working point: temperature x learning rate of the log-variances"
+TRAINS_MORE = True  # than `runs` names, when its first results are there
 TEMPERATURES = (1e-4, 1e-3, 1e-2, 1e-1)
 RATES = (5e-3, 2e-2)
 CHOOSE = "validation."  # the measures to choose by
