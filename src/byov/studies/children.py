@@ -10,6 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 
+def share(jobs: int) -> int:
+    """The cores that each of so many processes has."""
+    return max(1, (os.cpu_count() or 1) // jobs)
+
+
 class Order(NamedTuple):
     """What is to be run, and where it writes what it says."""
 
@@ -45,13 +50,12 @@ class Child:
 
 def side_by_side(orders: Sequence[Order], jobs: int) -> Iterator[tuple[int, Child]]:
     """Runs all, `jobs` at a time; gives out each that has ended, with its place among the orders."""
-    threads = max(1, (os.cpu_count() or 1) // jobs)
     waiting, running = list(enumerate(orders)), list[tuple[int, Child]]()
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
                 place, order = waiting.pop(0)
-                running.append((place, Child(order, threads)))
+                running.append((place, Child(order, share(jobs))))
             time.sleep(0.2)
             for ended in [each for each in running if each[1].code is not None]:
                 running.remove(ended)

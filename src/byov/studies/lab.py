@@ -26,7 +26,7 @@ from byov.evaluation.outcomes import Outcomes, outcomes, read_outcomes, write_ou
 from byov.evaluation.outside import plain_name
 from byov.evaluation.run import Run, load
 from byov.files import write_json, write_text
-from byov.studies.children import Order, side_by_side
+from byov.studies.children import Order, share, side_by_side
 
 Say = Callable[[str], None]
 
@@ -165,10 +165,9 @@ class Lab:
         """One `byov train`, from its start or from where it was stopped."""
         out = self.path(config)
         recipe = out.with_suffix(".yaml")
-        threads = max(1, (os.cpu_count() or 1) // self.jobs)
         write_text(recipe, to_yaml(replace(config, threads=None)))
         what = ["--resume"] if (out / "config.yaml").is_file() else [str(recipe)]
-        command = [*self.launch, "train", *what, "--out", str(out), "--threads", str(threads)]
+        command = [*self.launch, "train", *what, "--out", str(out), "--threads", str(share(self.jobs))]
         return Order(command, out.with_suffix(".log"))
 
     def run(self, config: Config) -> Run:
