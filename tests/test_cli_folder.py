@@ -62,6 +62,23 @@ def test_a_folder_with_bad_files_trains_and_is_evaluated(photos: Path, tmp_path:
     assert results["pixels.top1"] > 0.9  # one kind is dark
 
 
+def test_a_run_is_used_from_another_folder_and_scores_when_its_images_are_gone(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert byov("train", "--data", "folder:photos", "--out", "run", *SMALL).returncode == 0
+    assert read_config(tmp_path / "run" / "config.yaml").data == f"folder:{photos}"
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    done = byov("evaluate", "../run", "--data", "folder:../other/../photos", "--threads", 1)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "results" / "evaluation.json").is_file()  # not evaluation-SOURCE.json
+    photos.rename(tmp_path / "moved")
+    done = byov("score", "../run", "../moved/test", "--out", "odd.csv", "--draws", 2, "--threads", 1)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "other" / "odd.csv").read_text().count("\n") == 49 and "percentile" in done.stdout + done.stderr
+
+
 def complaint(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     with pytest.raises(SystemExit) as stop:
         main([str(argument) for argument in arguments])

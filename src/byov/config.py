@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -227,6 +228,8 @@ class Config:
 # What may differ between a run and its resumption: it changes the speed or the log, not what is learned.
 NOT_IDENTITY = ("threads", "device", "monitor")
 
+SOURCE_KINDS = ("npz", "folder")  # of sources with a path, `KIND:PATH` (data/sources.py reads them)
+
 T = TypeVar("T")
 
 
@@ -384,11 +387,24 @@ def read_recipe(name: str, method: str | None = None) -> Config:
     return config
 
 
+def absolute_source(spec: str) -> str:
+    """A source whose path, if it has one, is absolute: a run is also used from other folders than it was trained in."""
+    kind, colon, path = spec.partition(":")
+    if not (colon and path and kind in SOURCE_KINDS):
+        return spec
+    return f"{kind}:{os.path.abspath(Path(path).expanduser())}"  # noqa: PTH100 (unlike resolve, it follows no links)
+
+
+def same_source(a: str, b: str) -> bool:
+    return absolute_source(a) == absolute_source(b)
+
+
 def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
     """What differs between two configs, key by key, apart from what is no part of a run's identity."""
     a, b = flatten(to_dict(old)), flatten(to_dict(new))
     if a["image_size"] is None:  # a run of 0.1: it had no other side than the images' own
         a["image_size"] = b["image_size"]
-    for flat in (a, b):  # a run of 0.1 set none aside
+    for flat in (a, b):  # a run of 0.1 set none aside, and kept a relative path
         flat["calibration"] = flat["calibration"] or 0
+        flat["data"] = absolute_source(flat["data"])
     return {k: (a.get(k), b.get(k)) for k in {**a, **b} if a.get(k) != b.get(k) and k.split(".")[0] not in NOT_IDENTITY}

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from byov.config import Config, Model, Monitor, Optim, read_config
 from byov.data.sources import open_source
 from byov.errors import BadInput
-from byov.training import checkpoints
-from byov.training.division import DRAWS, FILE, divide
+from byov.training import checkpoints, division
+from byov.training.division import DRAWS, FILE, PIXELS, divide, read_pixels, write_pixels
 from byov.training.loop import Trainer, subset
 from byov.training.resolve import resolve
 from byov.training.run import pixel_statistics, prepare
@@ -79,22 +79,40 @@ def test_what_leaves_nothing_to_train_on_is_refused(calibration: int) -> None:
 def test_a_run_trains_on_its_part_and_says_which_images_are_what(tmp_path: Path) -> None:
     trainers = [prepare(replace(SMALL, method=m), tmp_path / m) for m in ("byov", "byol")]
     source = open_source("digits").load("train")
-    division = divide(1442, 1370, 72)
+    parts = divide(1442, 1370, 72)
     for trainer in trainers:
         assert trainer.images == trainer.config.images == 1370 and trainer.config.calibration == 72
         batches = [batch for k in range(trainer.steps_per_epoch) for batch in trainer.batches(k)]
         ids = torch.cat([batch.ids for batch in batches])
-        places = division.trained[ids]
+        places = parts.trained[ids]
         assert len(set(places.tolist())) == len(ids) == 21 * 64
         assert torch.equal(torch.cat([batch.images for batch in batches]), source.images[places])
         assert torch.equal(torch.cat([batch.labels for batch in batches]), source.labels[places])
         encoder = trainer.learner.posterior.module.encoder
-        pixels = source.images[division.trained].double() / 255
+        pixels = source.images[parts.trained].double() / 255
         torch.testing.assert_close(encoder.pixel_mean.flatten(), pixels.mean(dim=(0, 2, 3)).float())
         told = json.loads((trainer.folder / FILE).read_text())
-        assert told["bank"] == division.bank.tolist() and told["calibration"] == division.calibration.tolist()
+        assert told["bank"] == parts.bank.tolist() and told["calibration"] == parts.calibration.tolist()
         assert (told["source"], told["split"], told["images"]) == ("digits", "train", 1442)
         assert told["fingerprint"] == source.fingerprint() and told["draw_key"] == [DRAWS, 0, "k"]
+        pixels = read_pixels(trainer.folder)
+        assert pixels is not None and torch.equal(pixels["bank"], source.images[parts.bank])
+        assert torch.equal(pixels["calibration"], source.images[parts.calibration])
+
+
+def test_many_pixels_are_not_kept_and_a_damaged_file_is_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, parts = tiny.images(30).images, divide(30, 20, 5)
+    write_pixels(tmp_path, images, parts)
+    kept = tmp_path / PIXELS
+    assert torch.equal(read_pixels(tmp_path)["bank"], images[parts.bank])
+    kept.write_bytes(kept.read_bytes()[:40])
+    assert read_pixels(tmp_path) is None
+    kept.unlink()
+    monkeypatch.setattr(division, "MOST_PIXELS", images[:25].nbytes - 1)
+    write_pixels(tmp_path, images, parts)
+    assert not kept.exists() and read_pixels(tmp_path) is None
 
 
 def test_pixel_statistics_of_a_part() -> None:

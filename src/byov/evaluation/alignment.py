@@ -20,6 +20,7 @@ import torch
 from scipy.stats import gaussian_kde
 from torch import Tensor, nn
 
+from byov.config import same_source
 from byov.data.decoded import Say, say_on_stderr
 from byov.data.fetch import Progress
 from byov.errors import BadInput
@@ -237,7 +238,7 @@ def check(run: Run, supervised: Run, ceiling: Run | None, data: str, draws: int)
                 f"{other.folder} is a {other.config.method} run: align with one that was trained with --method "
                 "supervised-bbb."
             )
-        if other.config.data != data:
+        if not same_source(other.config.data, data):
             raise BadInput(
                 f"{other.folder} was trained on {other.config.data}, not on {data}: align with a run that was, or give "
                 f"--data {other.config.data}."

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from byov.config import same_source
 from byov.data.decoded import Say
 from byov.data.sources import open_source
 from byov.errors import BadInput
@@ -25,7 +26,7 @@ def plain_name(spec: str) -> str:
 
 def of_source(run: Run, data: str) -> str:
     """What the name of a file about this source ends in: nothing for the run's own."""
-    return "" if data == run.config.data else f"-{plain_name(data)}"
+    return "" if same_source(data, run.config.data) else f"-{plain_name(data)}"
 
 
 def check_sources(specs: Sequence[str], side: int) -> None:

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from byov.config import Config, to_dict, to_yaml
+from byov.config import Config, same_source, to_dict, to_yaml
 from byov.data.decoded import Say, say_on_stderr
 from byov.data.fetch import Progress
 from byov.data.images import ImageSet
@@ -41,6 +41,7 @@ from byov.files import write_json, write_text
 from byov.metrics import ece, top_k_accuracy
 from byov.training import checkpoints
 from byov.training.division import FILE as REFERENCE
+from byov.training.division import PIXELS
 from byov.training.loop import Trainer, subset
 from byov.training.masks import pruned
 from byov.training.processes import started
@@ -48,7 +49,7 @@ from byov.training.run import prepare
 
 LAST = Path("checkpoints") / "last.safetensors"
 PARTIAL = Path("results") / "pruning.partial.json"  # while it works: settings, the round begun, and those that are done
-KEPT_FILES = (Path("metrics.jsonl"), Path("posterior.jsonl"), Path("summary.json"), REFERENCE)
+KEPT_FILES = (Path("metrics.jsonl"), Path("posterior.jsonl"), Path("summary.json"), REFERENCE, PIXELS)
 CURVE = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 UNLABELLED = 2000  # images that stand for all where there are no labels
 BATCH, REPEATS = 256, 7  # of the speed
@@ -256,7 +257,7 @@ def _images(run: Run, data: str, progress: Progress, say: Say) -> tuple[ImageSet
         run.check(one.images)
     labels = sets[0].labels
     if len(sets) == 2 and labels is not None and len(torch.unique(labels)) > 1 and sets[1].labels is not None:
-        own = data == run.config.data and run.config.images is not None
+        own = same_source(data, run.config.data) and run.config.images is not None
         return subset(sets[0], run.config.images or len(sets[0])) if own else sets[0], sets[1]
     return None, ImageSet(sets[-1].images[:UNLABELLED])
 

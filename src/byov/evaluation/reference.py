@@ -30,7 +30,7 @@ from byov.files import write_atomically
 from byov.posterior import Posterior
 from byov.randomness import generator
 from byov.training import checkpoints
-from byov.training.division import DRAWS, FILE, SPLIT, Division, divide, set_aside, write_reference
+from byov.training.division import DRAWS, FILE, SPLIT, Division, divide, read_pixels, set_aside, write_reference
 
 KEPT = 1 << 29  # bytes of bank features kept for a run: 64 draws of 1,000 images at ResNet-50's 2,048 features
 
@@ -88,7 +88,7 @@ def at_draw(posterior: Posterior, seed: int, k: int | None) -> Iterator[None]:
 class Bank:
     """The reference bank of a run as its draws see it, and the calibration images beside it.
 
-    The run's source is opened only where something is not kept yet.
+    Its images are kept with the run; only where they are not (too many, or a run of before), the source is opened.
     """
 
     def __init__(self, run: Run) -> None:
@@ -159,7 +159,7 @@ class Bank:
     @cached_property
     def images(self) -> Tensor:
         """The bank's images, as the network sees them."""
-        return self._pixels(self._told["bank"])
+        return self._pixels("bank")
 
     @property
     def calibrates(self) -> bool:
@@ -168,11 +168,14 @@ class Bank:
 
     def calibration_images(self) -> Tensor:
         """Images that were neither trained on nor are in the bank, as the network sees them."""
-        return self._pixels(self._told["calibration"])
+        return self._pixels("calibration")
 
-    def _pixels(self, indices: list[int]) -> Tensor:
-        images = source_images(self.run, self._told["fingerprint"])
-        return resized(images[torch.tensor(indices, dtype=torch.int64)], self.run.image_shape[-1])
+    def _pixels(self, part: str) -> Tensor:
+        kept = read_pixels(self.run.folder)
+        if kept is None:
+            images = source_images(self.run, self._told["fingerprint"])
+            kept = {part: images[torch.tensor(self._told[part], dtype=torch.int64)]}
+        return resized(kept[part], self.run.image_shape[-1])
 
     def _read_or_make(self) -> dict[str, Any]:
         """What `reference/images.json` says. A run of 0.1 has none: it is made now."""

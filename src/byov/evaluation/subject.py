@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from byov.config import same_source
 from byov.data.colour import luma
 from byov.data.decoded import Say, say_on_stderr
 from byov.data.fetch import Progress
@@ -60,7 +61,7 @@ def load_labelled(run: Run, name: str, progress: Progress, say: Say = say_on_std
     if train.labels is None or test.labels is None:
         raise BadInput(f"{name} has no labels to evaluate with: give a source that has, with --data.")
     ids = torch.arange(len(train))
-    if name == run.config.data and run.config.images is not None and run.config.images < len(train):
+    if same_source(name, run.config.data) and run.config.images is not None and run.config.images < len(train):
         ids = divide(len(train), run.config.images, 0).trained  # the probe sees the images that the encoder saw
         train = train.subset(ids)
     (train_images, converted), (test_images, _) = (in_channels(run, each.images) for each in (train, test))

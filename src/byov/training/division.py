@@ -10,11 +10,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from byov.config import Config
 from byov.data.images import Split
-from byov.files import write_json
+from byov.files import write_atomically, write_json
 from byov.randomness import fold, permutation
 from byov.training.learners import ORDER
 
@@ -23,6 +25,8 @@ CALIBRATION = 1000  # at most, and a twentieth of the source: percentiles to .1,
 DRAWS = 6  # first part of the key of an evaluation's draws; `learners` has those before it
 SPLIT: Split = "train"
 FILE = Path("reference") / "images.json"
+PIXELS = FILE.with_suffix(".safetensors")
+MOST_PIXELS = 1 << 28  # bytes of bank and calibration images kept with a run: 2,000 of them at 200 pixels, in colour
 
 
 class Division(NamedTuple):
@@ -61,3 +65,18 @@ def write_reference(folder: Path, config: Config, total: int, fingerprint: str |
             "calibration": division.calibration.tolist(),
         },
     )
+
+
+def write_pixels(folder: Path, images: Tensor, division: Division) -> None:
+    """Writes bank and calibration images as the source has them: scores then need it no more. Not if they are many."""
+    parts = {"bank": images[division.bank], "calibration": images[division.calibration]}
+    if sum(part.nbytes for part in parts.values()) <= MOST_PIXELS:
+        write_atomically(folder / PIXELS, lambda temporary: save_file(parts, temporary))
+
+
+def read_pixels(folder: Path) -> dict[str, Tensor] | None:
+    """What `write_pixels` wrote, if it did."""
+    try:
+        return dict(load_file(folder / PIXELS))
+    except (OSError, SafetensorError):
+        return None

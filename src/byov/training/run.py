@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from byov.backbones import build_encoder
-from byov.config import SUPERVISED, Config, differences, read_config, to_yaml
+from byov.config import SUPERVISED, Config, absolute_source, differences, read_config, to_yaml
 from byov.data.decoded import Say, say_on_stderr
 from byov.data.fetch import Progress
 from byov.data.images import ImageSet, Outline
@@ -24,7 +24,7 @@ from byov.errors import BadInput
 from byov.files import write_text
 from byov.training import checkpoints
 from byov.training.batchnorm import share_batch_norms
-from byov.training.division import Division, divide, write_reference
+from byov.training.division import Division, divide, write_pixels, write_reference
 from byov.training.initial import initialiser
 from byov.training.learners import build_learner
 from byov.training.loop import Trainer, classes_of
@@ -55,6 +55,7 @@ def prepare(
     fabric = _launch(config, local, nodes) if local * nodes > 1 else None
     processes = Processes() if fabric is None else Processes(fabric.global_rank, fabric.world_size)
     goes_on = resume or extend is not None
+    config = replace(config, data=absolute_source(config.data))
     with processes.one_voice():
         if not goes_on and processes.main:
             _check_free(out)
@@ -167,6 +168,7 @@ def _begin(trainer: Trainer, division: Division) -> None:
     try:
         write_text(trainer.folder / "config.yaml", to_yaml(trainer.config))
         write_reference(trainer.folder, trainer.config, len(trainer.data), trainer.fingerprint, division)
+        write_pixels(trainer.folder, trainer.data.images, division)
         trainer.save()  # a run can be resumed from its first moment on
         trainer.folder.rename(out)
     finally:

@@ -11,7 +11,7 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from byov.config import BAYESIAN
+from byov.config import BAYESIAN, same_source
 from byov.report import figures
 from byov.report.figures import CellMap
 from byov.report.parts import Picture, Section
@@ -61,7 +61,11 @@ def baseline_of(run: Run, runs: Sequence[Run]) -> Baseline | None:
     if any(key.startswith("baseline.shifts.") for key in run.results):
         name = Path(str(run.settings.get("baseline", {}).get("run", "the baseline"))).name
         return Baseline(name, lambda key: run.results.get(f"baseline.{key}"))
-    plain = [r for r in runs if r.config.method not in BAYESIAN and r.config.data == run.config.data and shifts_of(r)]
+    plain = [
+        r
+        for r in runs
+        if r.config.method not in BAYESIAN and same_source(r.config.data, run.config.data) and shifts_of(r)
+    ]
     if not plain or plain[0] is run:
         return None
     other = plain[0]
