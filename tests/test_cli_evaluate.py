@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,13 @@ def test_interrupted_work_is_kept(trained: dict[str, Path], capsys, monkeypatch:
     assert not partial.exists()
 
 
+def test_a_polite_kill_is_as_ctrl_c(trained: dict[str, Path], capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "semi_measures", lambda subject: os.kill(os.getpid(), signal.SIGTERM))
+        assert run("evaluate", trained["byov"], "--semi", "--threads", 1) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+
+
 def test_align_compares_with_supervised_runs(trained: dict[str, Path], tmp_path: Path, capsys) -> None:
     others = [tmp_path / f"bbb-{seed}" for seed in (0, 1)]
     for seed, out in enumerate(others):
@@ -108,14 +117,18 @@ def test_align_compares_with_supervised_runs(trained: dict[str, Path], tmp_path:
     assert together["align.spearman"] == found["spearman"] and "top1" in together
     assert "align.scatter" not in together and len(together["align.spearman_interval"]) == 2
     assert (trained["byov"] / "figures" / "alignment.png").read_bytes()[:4] == b"\x89PNG"
-    assert run("evaluate", trained["byov"], "--draws", 3, "--threads", 1) == 0  # without them the numbers would be lost
-    assert "give --align too" in " ".join(capsys.readouterr().err.split())
+    text = (Path(__file__).parents[1] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    keys = [key.removeprefix("align.").removesuffix("_interval") for key in together if key.startswith("align.")]
+    assert not [key for key in keys if not all(f"`{part}" in text or f".{part}" in text for part in key.split("."))]
+    assert run("evaluate", trained["byov"], "--draws", 2, "--threads", 1) == 0  # what it does not have is kept beside
+    assert "what it had of --draws 3 --align is kept in" in " ".join(capsys.readouterr().err.split())
+    assert json.loads((trained["byov"] / "results" / "evaluation.previous.json").read_text()) == together
     assert run("evaluate", trained["byov"], "--align", trained["byol"], "--threads", 1) == 2
     assert "supervised-bbb" in capsys.readouterr().err
     assert run("evaluate", trained["byov"], "--align", *others, others[0], "--threads", 1) == 2
 
 
-def test_shifts_are_printed_and_a_smaller_evaluation_warns(trained: dict[str, Path], capsys) -> None:
+def test_shifts_are_printed_and_a_smaller_evaluation_keeps_them_beside(trained: dict[str, Path], capsys) -> None:
     assert run("evaluate", trained["byol"], "--shifts", "--threads", 1) == 0
     printed = capsys.readouterr().out
     path = trained["byol"] / "results" / "evaluation.json"
@@ -124,7 +137,9 @@ def test_shifts_are_printed_and_a_smaller_evaluation_warns(trained: dict[str, Pa
     mean = sum(results[f"shifts.{name}.5.top1"] for name in names) / len(names)
     assert f"\nmean of {len(names)} shifts " in printed and f"\n  severity 5       {mean:.4f}" in printed
     assert run("evaluate", trained["byol"], "--threads", 1) == 0
-    assert f"warning: {path} will be replaced: give --shifts too" in capsys.readouterr().err
+    kept = path.with_suffix(".previous.json")
+    said = f"warning: {path} was replaced; what it had of --shifts is kept in {kept}."
+    assert said in " ".join(capsys.readouterr().err.split()) and json.loads(kept.read_text()) == results
 
 
 def test_mistakes_are_told_before_the_work(

@@ -29,6 +29,7 @@ ALIGNMENT_DRAWS = 50  # the paper took 1,000, and saw the std over draws converg
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point of `byov`."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is done is saved
     try:
         code = _dispatch(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()  # here, where a closed pipe can still be met
@@ -204,6 +205,7 @@ def _evaluate(arguments: list[str]) -> int:
         return DONE  # one process is enough
     from rich.console import Console
 
+    from byov.data import fetch
     from byov.evaluation.evaluate import evaluate, results_path
     from byov.evaluation.measures import below
     from byov.evaluation.run import load
@@ -216,16 +218,13 @@ def _evaluate(arguments: list[str]) -> int:
     for name, given, takes in (("--ood", options.ood, "source"), ("--align", options.align, "run")):
         if name in arguments and not given:
             raise BadInput(f"{name} needs at least one {takes} after it.")
-    _check_fetched(options.ood)
+    fetch.check(options.ood)
     console = Console(stderr=True, highlight=False, emoji=False)
     with disk_space_checked(options.run / "results"), StageProgress(console) as progress:
         run = load(options.run, resolve_device(options.device))
         supervised = _supervised(run, options)
         path = results_path(run, options.data or run.config.data, options.teacher)
-        if lost := _replaced(path, options):
-            progress.say(
-                f"warning: {path} will be replaced: give {' '.join(lost)} too, or what it holds of that is lost."
-            )
+        lost, before = _lost(path, options)
         try:
             results = evaluate(
                 run,
@@ -244,6 +243,10 @@ def _evaluate(arguments: list[str]) -> int:
             if agreement:
                 numbers = {k: v for k, v in agreement.items() if isinstance(v, int | float) or k.endswith("_interval")}
                 write_json(path, results | below("align.", numbers))
+            if lost:
+                kept = path.with_suffix(".previous.json")
+                write_json(kept, before)
+                progress.say(f"warning: {path} was replaced; what it had of {' '.join(lost)} is kept in {kept}.")
         except (KeyboardInterrupt, Interrupted):
             progress.say("interrupted: finished sections are kept; the same command goes on.")
             return INTERRUPTED
@@ -257,25 +260,14 @@ def _evaluate(arguments: list[str]) -> int:
     return DONE
 
 
-def _check_fetched(sources: Sequence[str]) -> None:
-    """Bad input if one of these is yet to be fetched: known now, not when its turn comes."""
-    from byov.data import fetch
-
-    for name in (source.split("@")[0] for source in sources):
-        if name in fetch.PUBLISHED and not fetch.is_there(name):
-            raise BadInput(f"{name} is not in {fetch.data_folder()}; run `byov data get {name}`.")
-
-
-def _replaced(path: Path, options: Evaluate) -> list[str]:
-    """The flags without which results that are there would be lost."""
+def _lost(path: Path, options: Evaluate) -> tuple[list[str], dict[str, Any]]:
+    """The flags of an earlier evaluation whose results this one will not have, and those results."""
     try:
         before = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    if not isinstance(before, dict):
-        return []
+        draws = int(before["settings"]["draws"])
+    except (OSError, ValueError, KeyError, TypeError):  # none is there, or none that we wrote
+        return [], {}
     asked = {
-        "draws": options.draws,
         "shifts": options.shifts,
         "ood": options.ood,
         "semi": options.semi,
@@ -283,9 +275,9 @@ def _replaced(path: Path, options: Evaluate) -> list[str]:
         "baseline": options.baseline,
         "align": options.align,
     }
-    return [
-        f"--{name}" for name, flag in asked.items() if not flag and any(key.startswith(f"{name}.") for key in before)
-    ]
+    lost = [f"--draws {draws}"] if draws > options.draws else []
+    lost += [f"--{name}" for name, on in asked.items() if not on and any(key.startswith(f"{name}.") for key in before)]
+    return lost, before
 
 
 def _supervised(run: Any, options: Evaluate) -> list[Any]:
@@ -468,9 +460,11 @@ def _study(arguments: list[str]) -> int:
     from byov.studies.lab import Lab
     from byov.studies.make import make, make_all
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the runs in training save
     say = partial(print, file=sys.stderr)
-    launch = shlex.split(options.launch or "")
+    try:
+        launch = shlex.split(options.launch or "")
+    except ValueError as error:
+        raise BadInput(f"--launch {options.launch!r} is no command ({str(error).lower()}): mend its quotes.") from error
     lab = Lab(options.out, options.scale, options.seeds, options.data, options.jobs, launch, say)
     with disk_space_checked(options.out):
         if options.name != "all":
@@ -496,6 +490,8 @@ def _ledger(arguments: list[str]) -> int:
         raise BadInput(f"there is no folder {options.studies}: give the one that `byov study --out` wrote.")
     with disk_space_checked(options.out):
         found = ledger.write(options.studies, options.out)
+    if not any(entry.judged for entry in found):
+        print(f"warning: no study was found in {options.studies}: no claim is judged.", file=sys.stderr)
     print(f"{len(found)} claims; written: {options.out}")
     return DONE
 

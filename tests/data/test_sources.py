@@ -91,7 +91,8 @@ def test_missing_npz_is_said_at_once():
         ("fashion-mnist", "did you mean fashion_mnist"),
         (
             "qqq",
-            "there is no source 'qqq'; the sources are digits, cifar10, fashion_mnist, mnist, npz:PATH, folder:PATH.",
+            "there is no source 'qqq', nor a folder of that name; the sources are digits, cifar10, fashion_mnist, "
+            "mnist, npz:PATH, folder:PATH.",
         ),
         ("", "the sources are digits"),
         ("tar:/x", "there is no source 'tar:/x'"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from byov.config import Config
+from byov.data.sources import open_source
 from byov.errors import BadInput, TrainingFailed
 from byov.studies import lab as labs
 from byov.studies.lab import Lab, Scale, identity
@@ -88,8 +89,19 @@ def test_unknown_scales_and_silly_numbers_are_bad_input(tmp_path: Path) -> None:
         Lab(tmp_path, "paper")  # no such folder here
 
 
+def test_a_source_that_is_not_here_is_told_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BYOV_DATA", str(tmp_path / "nothing"))
+    with pytest.raises(BadInput, match="byov data get cifar10"):
+        Lab(tmp_path, "mini")
+    with pytest.raises(BadInput, match="no images to train on"):
+        Lab(tmp_path, "micro", data="digits@test")
+
+
 def test_every_scale_has_its_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(labs, "open_source", lambda spec: None)
+    monkeypatch.setattr(labs, "open_source", lambda spec: open_source("digits"))
+    monkeypatch.setattr(labs.fetch, "is_there", lambda name: True)
     for scale in labs.SCALES:
         for method in ("byov", "byol", "supervised-bbb"):
             assert Lab(tmp_path, scale).config(method, 1).method == method

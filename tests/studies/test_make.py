@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from byov import cli
+from byov.errors import BadInput
 from byov.studies import lab as labs
 from byov.studies import make
 from byov.studies.children import Order, side_by_side
@@ -32,7 +33,7 @@ def test_a_failed_study_stops_no_other_and_says_why(lab, monkeypatch: pytest.Mon
 def test_the_command_of_a_study_makes_the_same_lab(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     monkeypatch.setattr(make, "make", lambda name, lab: made.append((name, lab)) or tmp_path)
-    monkeypatch.setattr(labs, "open_source", lambda spec: None)
+    monkeypatch.setattr(labs.fetch, "is_there", lambda name: True)
     given = labs.Lab(tmp_path / "a b", "fashion", 2, "mnist", 3, ["srun", "python 3"])
     python, m, byov, *arguments = given.command("fig2")
     assert (python, m, byov) == (sys.executable, "-m", "byov")
@@ -42,6 +43,26 @@ def test_the_command_of_a_study_makes_the_same_lab(tmp_path, monkeypatch: pytest
     assert name == "fig2"
     for what in ("folder", "name", "scale", "seeds", "jobs", "launch"):
         assert getattr(again, what) == getattr(given, what)
+
+
+def test_a_study_that_lacks_something_is_told_before_anything_is_trained(lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(lab: labs.Lab) -> list[object]:
+        raise BadInput("there are no tasks.")
+
+    monkeypatch.setattr(make, "names", lambda: ["fig2", "priors-tasks"])
+    monkeypatch.setattr(make.find("priors-tasks"), "runs", lacking)
+    done: list[str] = []
+    monkeypatch.setattr(lab, "train", lambda configs: done.append(f"{len(configs)} trained"))
+    monkeypatch.setattr(lab, "command", lambda name: [sys.executable, "-c", ""])
+    for name, why in make.make_all(lab):
+        done.append(f"{name}: {why}")
+    assert done == ["priors-tasks: there are no tasks.", f"{len(make.find('fig2').runs(lab))} trained", "fig2: None"]
+
+
+def test_quotes_that_do_not_close_are_bad_input(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["study", "fig2", "--launch", "'srun", "--out", str(tmp_path)])
+    assert "mend its quotes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("why", "code"), [(None, 0), ("no such images.", 1)])

@@ -53,10 +53,10 @@ def test_all_of_it(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(priors_tasks, "TASKS", (task, "digits", "mnist"))  # the second is the run's own
     monkeypatch.setattr(fetch, "is_there", lambda name: False)
     lab.seeds = 1
-    lab.train(priors_tasks.runs(lab))
     with pytest.raises(BadInput, match=r"here is 1: fetch more with `byov data get mnist`"):
-        priors_tasks.results(lab)
+        priors_tasks.runs(lab)
     monkeypatch.setattr(priors_tasks, "FEWEST", 1)
+    lab.train(priors_tasks.runs(lab))
     rows = priors_tasks.results(lab)
     assert {r["tasks"] for r in rows} == {task}
     places = [(r["arm"], r["at"]) for r in rows]

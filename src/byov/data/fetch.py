@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,6 +139,13 @@ def data_folder() -> Path:
 def stored(name: str) -> Path:
     """The file in which a fetched set is kept."""
     return data_folder() / f"{name}.safetensors"
+
+
+def check(sources: Iterable[str]) -> None:
+    """Bad input if one of these is yet to be fetched: known now, not when its turn comes."""
+    for name in (source.split("@")[0] for source in sources):
+        if name in PUBLISHED and not is_there(name):
+            raise BadInput(f"{name} is not in {data_folder()}; run `byov data get {name}`.")
 
 
 def is_there(name: str) -> bool:

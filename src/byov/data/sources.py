@@ -130,7 +130,7 @@ def _unknown(spec: str) -> str:
         return f"there is no source {spec!r}; the suffix is @train or @test, as in {near[0]}@test."
     if near:
         return f"there is no source {spec!r}; did you mean {' or '.join(near)}? The sources are {known}."
-    return f"there is no source {spec!r}; the sources are {known}."
+    return f"there is no source {spec!r}, nor a folder of that name; the sources are {known}."
 
 
 def digits(split: Split) -> ImageSet:

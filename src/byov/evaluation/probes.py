@@ -54,7 +54,8 @@ def uncertainty_section(subject: Subject) -> Section:
 def scaled_measures(subject: Subject) -> Measures:
     """The baseline of calibration: a probe on a part of the images, and one temperature fitted on the rest.
 
-    The temperature is of no use to the probe on all images, which may have another L2 and so another confidence.
+    The temperature is of no use to the probe on all images, which may have another L2 and so another confidence: what
+    it does is the difference to the same probe without it.
     """
     data = subject.data
     held = held_out(data.train_labels)
@@ -63,8 +64,11 @@ def scaled_measures(subject: Subject) -> Measures:
     features, labels = subject.train_features, data.train_labels
     probe = subject.fit(features[~held], labels[~held])
     temperature = fit_temperature(probe.logits(features[held]), labels[held])
-    scaled = (probe.logits(subject.test_features) / temperature).softmax(1).float()
-    return {"temperature": temperature} | below("scaled.", class_measures(scaled, data.test_labels))
+    logits = probe.logits(subject.test_features)
+    found: Measures = {"temperature": temperature}
+    for prefix, divisor in (("unscaled.", 1.0), ("scaled.", temperature)):
+        found |= below(prefix, class_measures((logits / divisor).softmax(1).float(), data.test_labels))
+    return found
 
 
 def held_out(labels: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from byov.config import BAYESIAN, NOT_IDENTITY, Config, flatten, merge, read_recipe, to_dict, to_yaml
+from byov.data import fetch
 from byov.data.sources import open_source
 from byov.errors import BadInput, TrainingFailed
 from byov.evaluation.measures import strict
@@ -107,7 +108,9 @@ class Lab:
         self.launch = launch or (sys.executable, "-m", "byov")
         if data is not None and data != self.scale.data:
             self.name, self.scale = f"{scale}-{plain_name(data)}", replace(self.scale, data=data)
-        open_source(self.scale.data)  # it must be there
+        if "train" not in open_source(self.scale.data).splits:
+            raise BadInput(f"{self.scale.data} has no images to train on: give a --data that has.")
+        fetch.check([self.scale.data])
         self.seeds = seeds or self.scale.seeds
 
     def command(self, study: str) -> list[str]:

@@ -51,8 +51,15 @@ def make_all(lab: Lab) -> Iterator[tuple[str, str | None]]:
     First the runs that they name, all together: fewer cores wait for the last run of a study. Then those that will
     train more (`TRAINS_MORE`) go first, since they take longest.
     """
-    lab.train(config for name in names() for config in find(name).runs(lab))
-    order = sorted(names(), key=lambda name: not getattr(find(name), "TRAINS_MORE", False))
+    configs: list[Config] = []
+    order: list[str] = []
+    for name in sorted(names(), key=lambda name: not getattr(find(name), "TRAINS_MORE", False)):
+        try:
+            configs += find(name).runs(lab)
+            order.append(name)
+        except BadInput as error:
+            yield name, str(error)
+    lab.train(configs)
     lab.say(f"{len(order)} studies to make, {lab.jobs} at a time; {lab.folder}/STUDY/{lab.name}/log has what they say")
     orders = [Order(lab.command(name), lab.folder / name / lab.name / "log") for name in order]
     for place, child in side_by_side(orders, lab.jobs):

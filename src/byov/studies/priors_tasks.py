@@ -41,6 +41,7 @@ def arms(lab: Lab) -> Arms:
 
 
 def runs(lab: Lab) -> list[Config]:
+    _tasks(lab)  # there must be some: known before anything is trained
     return [make(seed) for seed in range(lab.seeds) for make in arms(lab).values()]
 
 
