@@ -59,7 +59,8 @@ def load_labelled(run: Run, name: str, progress: Progress, say: Say = say_on_std
     source = open_source(name, run.image_shape[-1])
     test, train = (source.load(split, progress, say) for split in reversed(SPLITS))  # test first: it may be missing
     if train.labels is None or test.labels is None:
-        raise BadInput(f"{name} has no labels to evaluate with: give a source that has, with --data.")
+        where = " (a folder has them where all images lie in class folders)" if name.startswith("folder:") else ""
+        raise BadInput(f"{name} has no labels to evaluate with{where}: give a source that has, with --data.")
     ids = torch.arange(len(train))
     if same_source(name, run.config.data) and run.config.images is not None and run.config.images < len(train):
         ids = divide(len(train), run.config.images, 0).trained  # the probe sees the images that the encoder saw
