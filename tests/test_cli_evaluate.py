@@ -121,8 +121,12 @@ def test_align_compares_with_supervised_runs(trained: dict[str, Path], tmp_path:
     keys = [key.removeprefix("align.").removesuffix("_interval") for key in together if key.startswith("align.")]
     assert not [key for key in keys if not all(f"`{part}" in text or f".{part}" in text for part in key.split("."))]
     assert run("evaluate", trained["byov"], "--draws", 2, "--threads", 1) == 0  # what it does not have is kept beside
-    assert "what it had of --draws 3 --align is kept in" in " ".join(capsys.readouterr().err.split())
-    assert json.loads((trained["byov"] / "results" / "evaluation.previous.json").read_text()) == together
+    kept = trained["byov"] / "results" / "evaluation.previous.json"
+    said = f"what an earlier evaluation had more than this one (align, draws) is in {kept}."
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert json.loads(kept.read_text()) == together
+    assert run("evaluate", trained["byov"], "--draws", 3, "--align", *others, "--threads", 1) == 0
+    assert not kept.exists(), "all is there again"
     assert run("evaluate", trained["byov"], "--align", trained["byol"], "--threads", 1) == 2
     assert "supervised-bbb" in capsys.readouterr().err
     assert run("evaluate", trained["byov"], "--align", *others, others[0], "--threads", 1) == 2
@@ -138,7 +142,7 @@ def test_shifts_are_printed_and_a_smaller_evaluation_keeps_them_beside(trained: 
     assert f"\nmean of {len(names)} shifts " in printed and f"\n  severity 5       {mean:.4f}" in printed
     assert run("evaluate", trained["byol"], "--threads", 1) == 0
     kept = path.with_suffix(".previous.json")
-    said = f"warning: {path} was replaced; what it had of --shifts is kept in {kept}."
+    said = f"what an earlier evaluation had more than this one (shifts) is in {kept}."
     assert said in " ".join(capsys.readouterr().err.split()) and json.loads(kept.read_text()) == results
 
 

@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,7 +30,9 @@ ALIGNMENT_DRAWS = 50  # the paper took 1,000, and saw the std over draws converg
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point of `byov`."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is done is saved
+    if not _one_of_many() and threading.current_thread() is threading.main_thread():
+        # As Ctrl-C: what is done is saved. Not for one of several processes, which may wait for one that has ended.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         code = _dispatch(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()  # here, where a closed pipe can still be met
@@ -49,12 +52,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if _rank() == 0:
             print("byov: interrupted.", file=sys.stderr)
         code = INTERRUPTED
-    if int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or 1) > 1:
+    if _one_of_many():
         # A thread of gloo may still be letting go of the last tensor; a Python that is closing down meanwhile aborts.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _one_of_many() -> bool:
+    """Whether torchrun or SLURM started several processes."""
+    return int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_TASKS") or 1) > 1
 
 
 def _rank() -> int:
@@ -224,7 +232,6 @@ def _evaluate(arguments: list[str]) -> int:
         run = load(options.run, resolve_device(options.device))
         supervised = _supervised(run, options)
         path = results_path(run, options.data or run.config.data, options.teacher)
-        lost, before = _lost(path, options)
         try:
             results = evaluate(
                 run,
@@ -242,11 +249,9 @@ def _evaluate(arguments: list[str]) -> int:
             agreement = _align(run, supervised, options, progress) if supervised else {}
             if agreement:
                 numbers = {k: v for k, v in agreement.items() if isinstance(v, int | float) or k.endswith("_interval")}
-                write_json(path, results | below("align.", numbers))
-            if lost:
-                kept = path.with_suffix(".previous.json")
-                write_json(kept, before)
-                progress.say(f"warning: {path} was replaced; what it had of {' '.join(lost)} is kept in {kept}.")
+                results |= below("align.", numbers)
+                write_json(path, results)
+            _tell_previous(path, results, progress.say)
         except (KeyboardInterrupt, Interrupted):
             progress.say("interrupted: finished sections are kept; the same command goes on.")
             return INTERRUPTED
@@ -260,24 +265,17 @@ def _evaluate(arguments: list[str]) -> int:
     return DONE
 
 
-def _lost(path: Path, options: Evaluate) -> tuple[list[str], dict[str, Any]]:
-    """The flags of an earlier evaluation whose results this one will not have, and those results."""
-    try:
-        before = json.loads(path.read_text(encoding="utf-8"))
-        draws = int(before["settings"]["draws"])
-    except (OSError, ValueError, KeyError, TypeError):  # none is there, or none that we wrote
-        return [], {}
-    asked = {
-        "shifts": options.shifts,
-        "ood": options.ood,
-        "semi": options.semi,
-        "finetune": options.finetune,
-        "baseline": options.baseline,
-        "align": options.align,
-    }
-    lost = [f"--draws {draws}"] if draws > options.draws else []
-    lost += [f"--{name}" for name, on in asked.items() if not on and any(key.startswith(f"{name}.") for key in before)]
-    return lost, before
+def _tell_previous(path: Path, results: dict[str, Any], say: Callable[[str], None]) -> None:
+    """Says what of an earlier evaluation is kept beside this one; if this has all of it, that goes."""
+    from byov.evaluation.evaluate import lost, previous_path
+
+    kept = previous_path(path)
+    if not kept.is_file():
+        return
+    if missing := lost(json.loads(kept.read_text(encoding="utf-8")), results):
+        say(f"what an earlier evaluation had more than this one ({', '.join(sorted(missing))}) is in {kept}.")
+    else:
+        kept.unlink()
 
 
 def _supervised(run: Any, options: Evaluate) -> list[Any]:
@@ -473,7 +471,7 @@ def _study(arguments: list[str]) -> int:
         failed = []
         for name, why in make_all(lab):
             if why is None:
-                print(f"written: {options.out / name / lab.name}", flush=True)
+                print(f"written: {lab.place(name)}", flush=True)
             else:
                 failed.append(name)
                 print(f"not made: {name}: {why}", file=sys.stderr)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from threading import Barrier
 from typing import TypeVar
@@ -54,6 +54,7 @@ def in_order(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     finally:
         for future in waiting:
             future.cancel()
+        wait(waiting)  # what is under way reads what the caller may change next
 
 
 @cache

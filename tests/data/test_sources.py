@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from byov.config import SOURCE_KINDS
 from byov.data import fetch
 from byov.data.images import ImageSet
-from byov.data.sources import names, open_source, table
+from byov.data.sources import KINDS, names, open_source, table
 from byov.errors import BadInput
 
 
@@ -77,6 +78,10 @@ def test_npz_with_one_set(tmp_path):
         source.load("test")
     with pytest.raises(BadInput, match="leave out @test"):
         open_source(f"npz:{tmp_path}/one.npz@test")
+
+
+def test_every_kind_with_a_path_is_known_to_the_config():
+    assert set(KINDS) == set(SOURCE_KINDS)
 
 
 def test_missing_npz_is_said_at_once():

@@ -19,7 +19,7 @@ from byov.data.shifts import shifted
 from byov.data.sources import open_source
 from byov.errors import BadInput
 from byov.evaluation import evaluate as module
-from byov.evaluation.evaluate import evaluate, results_path
+from byov.evaluation.evaluate import evaluate, previous_path, results_path
 from byov.evaluation.kept import read_section
 from byov.evaluation.predictive import predict_classes, predict_levels
 from byov.evaluation.probe import fit_probe
@@ -247,6 +247,27 @@ def test_a_run_whose_images_are_gone_is_evaluated_on_others(folder: Path, tmp_pa
     assert 0 <= made["top1"] <= 1 and any("no label-free scores" in text for text in said)
     with pytest.raises(BadInput, match=r"own\.npz"):
         evaluate(byov.load(tmp_path / "run"), f"npz:{folder / 'digits.npz'}", draws=2)
+
+
+def test_a_baseline_whose_path_is_spelled_otherwise_is_not_evaluated_again(
+    folder: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(replace(SMALL, data=run.config.data, seed=1), tmp_path / "other").run()
+    evaluate(byov.load(tmp_path / "other"), semi=True)
+    monkeypatch.chdir(folder)
+    said: list[str] = []
+    made = evaluate(run, "npz:digits.npz", baseline=tmp_path / "other", say=said.append)
+    assert made["settings"]["baseline"]["made_now"] is False and "baseline.top1" in made
+
+
+def test_smaller_results_do_not_replace_larger_ones_that_are_kept(run: Run) -> None:
+    evaluate(run, draws=2, semi=True, ood=("digits",))
+    path = results_path(run, run.config.data, False)
+    largest = json.loads(path.read_text())
+    for flags in ({"draws": 2}, {"semi": True}, {}):
+        evaluate(run, **flags)
+        assert json.loads(previous_path(path).read_text()) == largest
+    previous_path(path).unlink()
 
 
 def test_as_many_draws_are_compared_or_none(run: Run, folder: Path, tmp_path: Path) -> None:

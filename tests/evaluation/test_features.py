@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -69,6 +71,32 @@ def test_batches_are_never_larger_than_asked_for_and_small_ones_are_not_split() 
     network = Seen()
     features_of(network, IMAGES[: 2 * LEAST - 1])
     assert network.counts == [2 * LEAST - 1]
+
+
+def test_few_images_are_shared_by_all_cores() -> None:
+    torch.set_num_threads(2)
+    network = Seen()
+    features_of(network, IMAGES[:256], 512)
+    assert network.counts == [128, 128]
+
+
+def test_nothing_is_under_way_any_more_after_an_interrupt() -> None:
+    """Else a forward would meet a network in training mode, and change its statistics."""
+
+    class Slow(nn.BatchNorm2d):
+        def forward(self, images: Tensor) -> Tensor:
+            time.sleep(0.05)
+            return super().forward(images)
+
+    def interrupt(count: int) -> None:
+        raise KeyboardInterrupt
+
+    torch.set_num_threads(2)
+    network = Slow(1)
+    with pytest.raises(KeyboardInterrupt):
+        features_of(network, IMAGES, 64, interrupt)
+    time.sleep(0.3)
+    assert network.training and network.num_batches_tracked == 0
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -66,6 +66,13 @@ def test_a_run_that_fails_is_told_with_its_last_words(lab: Lab) -> None:
         lab.train([lab.config("byol", 0, {**QUICK, "model.heads": 3})])
 
 
+def test_a_run_that_fails_stops_no_other(lab: Lab) -> None:
+    bad, good = lab.config("byol", 0, {**QUICK, "model.heads": 3}), lab.config("byol", 0, QUICK)
+    with pytest.raises(TrainingFailed, match="heads"):
+        lab.train([bad, good])
+    assert lab.is_trained(good) and not lab.is_trained(bad)
+
+
 def test_a_measure_is_kept_with_its_settings(lab: Lab) -> None:
     config, calls = lab.config("byol", 0, QUICK), []
 

@@ -19,7 +19,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from byov.config import SOURCE_KINDS
 from byov.data import fetch, folder, formats
 from byov.data.decoded import Say, say_on_stderr
 from byov.data.fetch import Progress
@@ -111,9 +110,7 @@ def _open_folder(spec: str, path: Path, image_size: int | None) -> Source:
     return Source(spec, tuple(images.roots), images.read, image_size=size, outlined=images.outline)
 
 
-KINDS: Mapping[str, Callable[[str, Path, int | None], Source]] = dict(
-    zip(SOURCE_KINDS, (_open_npz, _open_folder), strict=True)
-)
+KINDS: Mapping[str, Callable[[str, Path, int | None], Source]] = {"npz": _open_npz, "folder": _open_folder}
 
 
 def names() -> list[str]:

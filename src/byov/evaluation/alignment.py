@@ -20,7 +20,7 @@ import torch
 from scipy.stats import gaussian_kde
 from torch import Tensor, nn
 
-from byov.config import same_source
+from byov.config import absolute_source, same_source
 from byov.data.decoded import Say, say_on_stderr
 from byov.data.fetch import Progress
 from byov.errors import BadInput
@@ -148,7 +148,7 @@ def align(
         predictions: what `predict_classes` gave for the run and these test images, where it is there already.
         resamples: of the bootstrap.
     """
-    data = data or run.config.data
+    data = absolute_source(data or run.config.data)
     check(run, supervised, ceiling, data, draws)
     labelled = load_labelled(run, data, progress, say)
     if most is not None:

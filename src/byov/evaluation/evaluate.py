@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from byov import __version__
+from byov.config import absolute_source, same_source
 from byov.data.decoded import Say, say_on_stderr
 from byov.data.fetch import Progress
 from byov.data.images import ImageSet
@@ -96,7 +97,7 @@ def evaluate(
     other = None if baseline is None else _other_run(run, baseline)
     if other is not None and teacher:
         other.teacher_encoder()  # says no where there is none: asked first
-    return _evaluate(run, data or run.config.data, wanted, other, progress, say)
+    return _evaluate(run, absolute_source(data or run.config.data), wanted, other, progress, say)
 
 
 def _evaluate(run: Run, data: str, wanted: Wanted, other: Run | None, progress: Progress, say: Say) -> Measures:
@@ -110,10 +111,28 @@ def _evaluate(run: Run, data: str, wanted: Wanted, other: Run | None, progress: 
         results |= _beside(other, data, wanted, results, images, progress, say)
     results = strict(results)
     path = results_path(run, data, wanted.teacher)
+    keep_previous(path, results)
     write_section(path.with_suffix(".safetensors"), images)
     write_json(path, results)
     evaluation.kept.clear()
     return results
+
+
+def previous_path(path: Path) -> Path:
+    return path.with_suffix(".previous.json")
+
+
+def lost(before: Measures, results: Measures) -> set[str]:
+    """The first words of the keys that earlier results have and these have not; `draws` also where these have fewer."""
+    fewer = results["settings"]["draws"] < before.get("settings", {}).get("draws", 0)
+    return {key.split(".")[0] for key in before.keys() - results.keys()} | ({"draws"} if fewer else set())
+
+
+def keep_previous(path: Path, results: Measures) -> None:
+    """Keeps results that are about to be replaced by others that have less, unless a larger one is kept already."""
+    before, kept = _read(path), previous_path(path)
+    if before and lost(before, results) and not before.keys() < _read(kept).keys():
+        write_json(kept, before)
 
 
 def fingerprint(data: ImageSet) -> str:
@@ -327,7 +346,7 @@ def _beside(
     path = results_path(other, data, wanted.teacher)
     theirs = _read(path)
     settings = theirs.get("settings", {})
-    made = settings.get("step") != other.step or settings.get("data") != data
+    made = settings.get("step") != other.step or not same_source(settings.get("data", ""), data)
     if made:
         say(f"{path} is not there, or of another step: it is made now, in the same way.")
         theirs = _evaluate(other, data, wanted, None, progress, say)

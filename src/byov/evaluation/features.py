@@ -38,7 +38,10 @@ def outputs_of(
     advance: Callable[[int], None] = lambda count: None,
     size: int | None = None,
 ) -> Iterator[Any]:
-    """network(batch) of all images, in their order; `batch_size` images are under way at a time, but LEAST a core."""
+    """network(batch) of all images, in their order; `batch_size` images are under way at a time, but LEAST a core.
+
+    Whether a caller's `autocast` counts hangs on the threads: leave it out.
+    """
     was_training = network.training
     device = next((t.device for t in (*network.buffers(), *network.parameters())), images.device)
     threads = torch.get_num_threads() if device.type == "cpu" else 1
@@ -49,7 +52,7 @@ def outputs_of(
         batch = batch.to(device)
         return len(batch), network(batch if size is None else resized(batch, size))
 
-    mine = min(batch_size, max(LEAST, batch_size // threads)) if own else batch_size
+    mine = min(batch_size, max(LEAST, batch_size // threads), -(-len(images) // threads)) if own else batch_size
     network.eval()
     try:
         for count, output in (in_order if own else map)(passed, torch.split(images, mine)):

@@ -171,11 +171,11 @@ class Bank:
         return self._pixels("calibration")
 
     def _pixels(self, part: str) -> Tensor:
-        kept = read_pixels(self.run.folder)
-        if kept is None:
-            images = source_images(self.run, self._told["fingerprint"])
-            kept = {part: images[torch.tensor(self._told[part], dtype=torch.int64)]}
-        return resized(kept[part], self.run.image_shape[-1])
+        images = read_pixels(self.run.folder, part)
+        if images is None:
+            whole = source_images(self.run, self._told["fingerprint"])
+            images = whole[torch.tensor(self._told[part], dtype=torch.int64)]
+        return resized(images, self.run.image_shape[-1])
 
     def _read_or_make(self) -> dict[str, Any]:
         """What `reference/images.json` says. A run of 0.1 has none: it is made now."""

@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from byov.training.resolve import cores
+
 
 def share(jobs: int) -> int:
     """The cores that each of so many processes has."""
-    return max(1, (os.cpu_count() or 1) // jobs)
+    return max(1, cores() // jobs)
 
 
 class Order(NamedTuple):
@@ -28,9 +30,13 @@ class Child:
     def __init__(self, order: Order, threads: int) -> None:
         self.log = order.log
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        cores = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        with self.log.open("a", encoding="utf-8") as log:
-            self.process = subprocess.Popen(order.command, stdout=log, stderr=log, env=os.environ | cores)
+        own = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        with self.log.open("ab") as log:
+            self.begun = log.tell()
+            # A group of its own: Ctrl-C reaches it once, by `end`, and not from the terminal too.
+            self.process = subprocess.Popen(
+                order.command, stdout=log, stderr=log, env=os.environ | own, process_group=0
+            )
 
     @property
     def code(self) -> int | None:
@@ -39,13 +45,18 @@ class Child:
 
     @property
     def last_words(self) -> str:
-        said: Sequence[str] = self.log.read_text(encoding="utf-8").strip().splitlines() or ["it said nothing"]
-        return said[-1].removeprefix("byov: ")
+        if (self.code or 0) < 0:
+            return f"it was ended by signal {-(self.code or 0)}"
+        said = self.log.read_bytes()[self.begun :].decode("utf-8", "replace").strip().splitlines()
+        return said[-1].removeprefix("byov: ") if said else "it said nothing"
 
-    def stop(self) -> None:
-        if self.code is None:
-            self.process.terminate()  # it saves
-            self.process.wait()
+
+def end(children: Sequence[Child]) -> None:
+    """Ends all, and waits until they have saved what they have."""
+    for child in children:
+        child.process.terminate()
+    for child in children:
+        child.process.wait()
 
 
 def side_by_side(orders: Sequence[Order], jobs: int) -> Iterator[tuple[int, Child]]:
@@ -60,6 +71,5 @@ def side_by_side(orders: Sequence[Order], jobs: int) -> Iterator[tuple[int, Chil
             for ended in [each for each in running if each[1].code is not None]:
                 running.remove(ended)
                 yield ended
-    finally:  # on Ctrl-C the children have had it too, and save
-        for _, child in running:
-            child.stop()
+    finally:
+        end([child for _, child in running])

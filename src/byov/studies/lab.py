@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shlex
 import sys
 import time
@@ -28,6 +27,7 @@ from byov.evaluation.outside import plain_name
 from byov.evaluation.run import Run, load
 from byov.files import write_json, write_text
 from byov.studies.children import Order, share, side_by_side
+from byov.training.resolve import cores
 
 Say = Callable[[str], None]
 
@@ -104,7 +104,7 @@ class Lab:
             raise BadInput("--jobs and --seeds must be at least 1.")
         self.folder, self.name, self.scale, self.say = folder, scale, SCALES[scale], say
         self._given = (scale, data)
-        self.jobs = jobs or (1 if torch.cuda.is_available() else min(4, os.cpu_count() or 1))
+        self.jobs = jobs or (1 if torch.cuda.is_available() else min(4, cores()))
         self.launch = launch or (sys.executable, "-m", "byov")
         if data is not None and data != self.scale.data:
             self.name, self.scale = f"{scale}-{plain_name(data)}", replace(self.scale, data=data)
@@ -145,6 +145,10 @@ class Lab:
     def path(self, config: Config) -> Path:
         return self.folder / "runs" / identity(config)
 
+    def place(self, study: str) -> Path:
+        """Where a study's results go."""
+        return self.folder / study / self.name
+
     # -------------------------------------------------------------------------------------------------------- training
 
     def is_trained(self, config: Config) -> bool:
@@ -158,11 +162,15 @@ class Lab:
         self.say(f"{len(missing)} runs to train, {self.jobs} at a time; they are kept in {self.folder / 'runs'}")
         begun = time.monotonic()
         orders = [self._order(config) for config in missing]
+        failed = []
         for done, (_, child) in enumerate(side_by_side(orders, self.jobs), 1):
             if child.code:
-                raise TrainingFailed(f"a run of the study failed ({child.last_words}); {child.log} tells more.")
+                failed.append(f"a run of the study failed ({child.last_words}); {child.log} tells more.")
+                self.say(f"  {failed[-1]}")
             left = (time.monotonic() - begun) / done * (len(missing) - done) / 60
             self.say(f"  {done} of {len(missing)} runs are trained; about {left:.0f} minutes for the others")
+        if failed:  # the others are there now
+            raise TrainingFailed(failed[0])
 
     def _order(self, config: Config) -> Order:
         """One `byov train`, from its start or from where it was stopped."""

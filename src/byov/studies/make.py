@@ -6,6 +6,7 @@ import csv
 import io
 import pkgutil
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 
 import byov.studies
 from byov.config import Config
-from byov.errors import BadInput
+from byov.errors import BadInput, TrainingFailed
 from byov.files import write_atomically, write_json, write_text
 from byov.studies.children import Order, side_by_side
 from byov.studies.lab import Lab
@@ -59,9 +60,10 @@ def make_all(lab: Lab) -> Iterator[tuple[str, str | None]]:
             order.append(name)
         except BadInput as error:
             yield name, str(error)
-    lab.train(configs)
-    lab.say(f"{len(order)} studies to make, {lab.jobs} at a time; {lab.folder}/STUDY/{lab.name}/log has what they say")
-    orders = [Order(lab.command(name), lab.folder / name / lab.name / "log") for name in order]
+    with suppress(TrainingFailed):  # it was said; the studies that need such a run will try it again, and fail alone
+        lab.train(configs)
+    lab.say(f"{len(order)} studies to make, {lab.jobs} at a time; {lab.place('STUDY')}/log has what they say")
+    orders = [Order(lab.command(name), lab.place(name) / "log") for name in order]
     for place, child in side_by_side(orders, lab.jobs):
         yield order[place], child.last_words if child.code else None
 
@@ -72,7 +74,7 @@ def make(name: str, lab: Lab) -> Path:
     lab.say(f"{name}: {study.TITLE} ({lab.name}: {lab.scale.time})")
     lab.train(study.runs(lab))
     rows = study.results(lab)
-    folder = lab.folder / name / lab.name
+    folder = lab.place(name)
     settings = {
         "study": name,
         "scale": lab.name,

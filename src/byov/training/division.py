@@ -8,10 +8,10 @@ calibration images come from the rest.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from byov.config import Config
@@ -68,15 +68,21 @@ def write_reference(folder: Path, config: Config, total: int, fingerprint: str |
 
 
 def write_pixels(folder: Path, images: Tensor, division: Division) -> None:
-    """Writes bank and calibration images as the source has them: scores then need it no more. Not if they are many."""
-    parts = {"bank": images[division.bank], "calibration": images[division.calibration]}
-    if sum(part.nbytes for part in parts.values()) <= MOST_PIXELS:
-        write_atomically(folder / PIXELS, lambda temporary: save_file(parts, temporary))
+    """Writes bank and calibration images as the source has them, as far as MOST_PIXELS goes: what is kept can be scored
+    against without the source."""
+    left, parts = MOST_PIXELS, {}
+    for name in ("bank", "calibration"):
+        which: Tensor = getattr(division, name)
+        size = len(which) * images[0].nbytes
+        if size <= left:  # asked first: reading them may take long
+            parts[name], left = images[which], left - size
+    write_atomically(folder / PIXELS, lambda temporary: save_file(parts, temporary))
 
 
-def read_pixels(folder: Path) -> dict[str, Tensor] | None:
-    """What `write_pixels` wrote, if it did."""
+def read_pixels(folder: Path, part: str) -> Tensor | None:
+    """What `write_pixels` wrote of a part, if it did."""
     try:
-        return dict(load_file(folder / PIXELS))
+        with safe_open(folder / PIXELS, framework="pt") as file:
+            return cast(Tensor, file.get_tensor(part))
     except (OSError, SafetensorError):
         return None
