@@ -32,7 +32,14 @@ def test_flags_reach_the_results_and_the_report(trained: dict[str, Path], tmp_pa
     printed = capsys.readouterr()
     path = trained["byov"] / "results" / "evaluation.json"
     results = json.loads(path.read_text())
-    for row in ("draws", "draws, not aligned", "with a temperature", "1% of the labels", "less the baseline"):
+    for row in (
+        "draws",
+        "draws, not aligned",
+        "4/5 of the labels",
+        "with a temperature",
+        "1% of the labels",
+        "less the baseline",
+    ):
         assert f"\n  {row} " in printed.out
     assert f"{results['draws.nll']:.4f}" in printed.out and printed.out.endswith(f"written: {path}\n")
     assert len(printed.out.splitlines()) < 20 and "is made now" in printed.err

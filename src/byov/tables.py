@@ -68,6 +68,7 @@ def measures(name: str, results: dict[str, Any]) -> str:
     keys = ("top1", "ece", "brier", "nll", "aurc", "knn")
     named = {
         "": name,
+        "unscaled.": "  4/5 of the labels",
         "scaled.": "  with a temperature",
         "draws.": "  draws",
         "draws_unaligned.": "  draws, not aligned",
