@@ -25,7 +25,6 @@ from byov.files import disk_space_checked
 from byov.options import Data, Evaluate, Export, Ledger, Prune, Report, Score, Study, Train
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
-ALIGNMENT_DRAWS = 50  # the paper took 1,000, and saw the std over draws converge by 50
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -215,9 +214,7 @@ def _evaluate(arguments: list[str]) -> int:
 
     from byov.data import fetch
     from byov.evaluation.evaluate import evaluate, results_path
-    from byov.evaluation.measures import below
     from byov.evaluation.run import load
-    from byov.files import write_json
     from byov.progress import StageProgress
     from byov.training.loop import Interrupted
     from byov.training.resolve import resolve_device
@@ -243,14 +240,10 @@ def _evaluate(arguments: list[str]) -> int:
                 finetune=options.finetune,
                 teacher=options.teacher,
                 baseline=options.baseline,
+                supervised=supervised,
                 progress=progress,
                 say=progress.say,
             )
-            agreement = _align(run, supervised, options, progress) if supervised else {}
-            if agreement:
-                numbers = {k: v for k, v in agreement.items() if isinstance(v, int | float) or k.endswith("_interval")}
-                results |= below("align.", numbers)
-                write_json(path, results)
             _tell_previous(path, results, progress.say)
         except (KeyboardInterrupt, Interrupted):
             progress.say("interrupted: finished sections are kept; the same command goes on.")
@@ -259,8 +252,8 @@ def _evaluate(arguments: list[str]) -> int:
     for table in (tables.shifted(results), tables.told_apart(results)):
         if table:
             print(f"\n{table}")
-    if agreement:
-        print(f"\n{tables.agreement(agreement)}\nwritten: {_alignment_figure(run, options)}")
+    if supervised:
+        print(f"\n{_agreement(run, options)}")
     print(f"written: {path}")
     return DONE
 
@@ -280,7 +273,7 @@ def _tell_previous(path: Path, results: dict[str, Any], say: Callable[[str], Non
 
 def _supervised(run: Any, options: Evaluate) -> list[Any]:
     """The runs to align with; what speaks against it is said before the work."""
-    from byov.evaluation.alignment import check
+    from byov.evaluation.alignment import DRAWS, check
     from byov.evaluation.run import load
 
     if not options.align:
@@ -291,27 +284,20 @@ def _supervised(run: Any, options: Evaluate) -> list[Any]:
         raise BadInput("--align asks about draws, and the teacher has none: leave out --align or --teacher.")
     runs = [load(path, str(run.encoder.means.device)) for path in options.align]
     second = runs[1] if len(runs) == 2 else None
-    check(run, runs[0], second, options.data or run.config.data, options.draws or ALIGNMENT_DRAWS)
+    check(run, runs[0], second, options.data or run.config.data, options.draws or DRAWS)
     return runs
 
 
-def _align(run: Any, supervised: list[Any], options: Evaluate, progress: Any) -> dict[str, Any]:
-    """Figure 1b of the paper."""
-    from byov.evaluation.alignment import align
+def _agreement(run: Any, options: Evaluate) -> str:
+    """Figure 1b of the paper, as a picture and as a table."""
+    from byov.evaluation.alignment import alignment_path
     from byov.report.alignment import draw_alignment
 
-    draws = options.draws or ALIGNMENT_DRAWS
-    second = supervised[1] if len(supervised) == 2 else None
-    found = align(run, supervised[0], second, options.data, draws, progress=progress, say=progress.say)
-    draw_alignment(found, _alignment_figure(run, options))
-    return found
-
-
-def _alignment_figure(run: Any, options: Evaluate) -> Path:
-    from byov.evaluation.outside import of_source
-
-    folder: Path = run.folder / "figures"
-    return folder / f"alignment{of_source(run, options.data or run.config.data)}.png"
+    path: Path = alignment_path(run, options.data or run.config.data)
+    found = json.loads(path.read_text(encoding="utf-8"))
+    figure = run.folder / "figures" / f"{path.stem}.png"
+    draw_alignment(found, figure)
+    return f"{tables.agreement(found)}\nwritten: {figure}"
 
 
 def _score(arguments: list[str]) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -47,6 +48,7 @@ from byov.metrics import (
 from byov.posterior import Posterior
 from byov.training.processes import Processes
 
+DRAWS = 50  # the paper took 1,000, and saw the std over draws converge by 50
 RESAMPLES = 1000  # of the bootstrap: an end of an interval is then known to 4% of its distance from the value
 GRID = 48  # points a side at which the density is evaluated
 
@@ -127,7 +129,7 @@ def align(
     supervised: Run,
     ceiling: Run | None = None,
     data: str | None = None,
-    draws: int = 50,
+    draws: int = DRAWS,
     *,
     most: int | None = None,
     predictions: ClassPredictions | None = None,
@@ -179,8 +181,12 @@ def align(
         "intervals": f"95%, percentile bootstrap over images, {resamples} resamples",
     }
     results = dict(strict(results))
-    write_json(run.folder / "results" / f"alignment{of_source(run, data)}.json", results)
+    write_json(alignment_path(run, data), results)
     return results
+
+
+def alignment_path(run: Run, data: str) -> Path:
+    return run.folder / "results" / f"alignment{of_source(run, data)}.json"
 
 
 def predict_supervised(

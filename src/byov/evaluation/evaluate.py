@@ -22,6 +22,7 @@ from byov.data.fetch import Progress
 from byov.data.images import ImageSet
 from byov.data.shifts import SEVERITIES
 from byov.errors import BadInput
+from byov.evaluation.alignment import DRAWS, align
 from byov.evaluation.baseline import differences, intervals, without_draws
 from byov.evaluation.finetune import finetune_measures, finetuning
 from byov.evaluation.kept import Kept, Section, digest, read_section, write_section
@@ -37,6 +38,7 @@ from byov.evaluation.measures import (
     strict,
 )
 from byov.evaluation.outside import OOD_IMAGES, check_sources, of_source, outside_images, outside_measures, plain_name
+from byov.evaluation.predictive import ClassPredictions
 from byov.evaluation.probes import (
     HELD_OUT,
     KNN_K,
@@ -85,27 +87,39 @@ def evaluate(
     finetune: bool = False,
     teacher: bool = False,
     baseline: Path | None = None,
+    supervised: Sequence[Run] = (),
     progress: Progress = lambda what, done, total: None,
     say: Say = say_on_stderr,
 ) -> Measures:
     """Measures the run on a source with labels (its own by default) and writes `results/evaluation.json`.
 
     Beside it, `evaluation.safetensors` has what was found of each test image. What is stopped goes on in the next call
-    with the same settings.
+    with the same settings. `supervised`: one or
+    two supervised-bbb runs of the same data, to align with (`alignment.align`).
     """
     wanted = Wanted(draws, shifts, tuple(ood), semi, finetune, teacher)
     other = None if baseline is None else _other_run(run, baseline)
     if other is not None and teacher:
         other.teacher_encoder()  # says no where there is none: asked first
-    return _evaluate(run, absolute_source(data or run.config.data), wanted, other, progress, say)
+    return _evaluate(run, absolute_source(data or run.config.data), wanted, other, progress, say, supervised)
 
 
-def _evaluate(run: Run, data: str, wanted: Wanted, other: Run | None, progress: Progress, say: Say) -> Measures:
+def _evaluate(
+    run: Run,
+    data: str,
+    wanted: Wanted,
+    other: Run | None,
+    progress: Progress,
+    say: Say,
+    supervised: Sequence[Run] = (),
+) -> Measures:
     wanted = _possible(run, wanted, say)
     check_sources(wanted.ood, run.image_shape[-1])
     labelled = load_labelled(run, data, progress, say)
     evaluation = _Evaluation(run, labelled, wanted, progress, say)
     results, rows = evaluation.all()
+    if supervised:
+        results |= evaluation.aligned_with(supervised)
     images = Section({"images": fingerprint(labelled.test)}, rows)
     if other is not None:
         results |= _beside(other, data, wanted, results, images, progress, say)
@@ -173,6 +187,7 @@ class _Evaluation:
         seen = [data.name, fingerprint(data.train), fingerprint(data.test)]
         identity = [__version__, _weights(run), run.step, wanted.teacher, known, *seen]
         self.kept = Kept(run.folder / "results" / "partial", identity)
+        self.predictions: ClassPredictions | None = None  # over draws, where they were made in this call
 
     def all(self) -> tuple[Measures, dict[str, Tensor]]:
         """Every section that is wanted: the measures with their settings, and the rows of the test images."""
@@ -218,6 +233,7 @@ class _Evaluation:
         """`draws.*`, `draws_unaligned.*`, and what the label-free scores over draws are worth."""
         own, labels = self.own, self.data.test_labels
         drawn = pass_draws(own, own.test_images, self.wanted.draws, "draws")
+        self.predictions = ClassPredictions(drawn.aligned, drawn.unaligned)
         errors = errors_of(own.probe.logits(own.test_features), labels)
         hits = retrieval_hits(own.test_features, labels) if len(labels) > 1 else None
         found = selective_measures(drawn.label_free_scores(), errors, hits)
@@ -228,6 +244,22 @@ class _Evaluation:
             found |= below(prefix, measures)
             rows |= below(prefix, image_rows(predictive.mean, labels))
         return Section(found, rows)
+
+    def aligned_with(self, supervised: Sequence[Run]) -> Measures:
+        """`align.*`: the numbers of `alignment.json`, which has also what its figure shows."""
+        found = align(
+            self.run,
+            supervised[0],
+            supervised[1] if len(supervised) > 1 else None,
+            data=self.data.name,
+            draws=self.wanted.draws or DRAWS,
+            predictions=self.predictions,
+            progress=self.progress,
+            say=self.say,
+        )
+        return below(
+            "align.", {k: v for k, v in found.items() if isinstance(v, int | float) or k.endswith("_interval")}
+        )
 
     def _outside(self, spec: str, rows: dict[str, Tensor]) -> Measures:
         """`ood.NAME.*`; the test images' scores are known."""
