@@ -94,8 +94,7 @@ def evaluate(
     """Measures the run on a source with labels (its own by default) and writes `results/evaluation.json`.
 
     Beside it, `evaluation.safetensors` has what was found of each test image. What is stopped goes on in the next call
-    with the same settings. `supervised`: one or
-    two supervised-bbb runs of the same data, to align with (`alignment.align`).
+    with the same settings. `supervised`: one or two supervised-bbb runs of the same data to align with (`align`).
     """
     wanted = Wanted(draws, shifts, tuple(ood), semi, finetune, teacher)
     other = None if baseline is None else _other_run(run, baseline)
