@@ -208,12 +208,11 @@ def _chosen_recipe(config: Config) -> str:
 
 def _evaluate(arguments: list[str]) -> int:
     options = parse(Evaluate, "evaluate", arguments)
-    if _rank() > 0:
-        return DONE  # one process is enough
     from rich.console import Console
 
     from byov.data import fetch
     from byov.evaluation.evaluate import evaluate, results_path
+    from byov.evaluation.helpers import gathered, help_draws
     from byov.evaluation.run import load
     from byov.progress import StageProgress
     from byov.training.loop import Interrupted
@@ -224,26 +223,30 @@ def _evaluate(arguments: list[str]) -> int:
         if name in arguments and not given:
             raise BadInput(f"{name} needs at least one {takes} after it.")
     fetch.check(options.ood)
-    console = Console(stderr=True, highlight=False, emoji=False)
+    console = Console(stderr=True, highlight=False, emoji=False, quiet=_rank() > 0)
     with disk_space_checked(options.run / "results"), StageProgress(console) as progress:
-        run = load(options.run, resolve_device(options.device))
-        supervised = _supervised(run, options)
-        path = results_path(run, options.data or run.config.data, options.teacher)
         try:
-            results = evaluate(
-                run,
-                options.data,
-                draws=options.draws,
-                shifts=options.shifts,
-                ood=options.ood,
-                semi=options.semi,
-                finetune=options.finetune,
-                teacher=options.teacher,
-                baseline=options.baseline,
-                supervised=supervised,
-                progress=progress,
-                say=progress.say,
-            )
+            with gathered(resolve_device(options.device)) as (processes, device):
+                if not processes.main:
+                    help_draws(processes, device)
+                    return DONE
+                run = load(options.run, device, processes)
+                supervised = _supervised(run, options)
+                path = results_path(run, options.data or run.config.data, options.teacher)
+                results = evaluate(
+                    run,
+                    options.data,
+                    draws=options.draws,
+                    shifts=options.shifts,
+                    ood=options.ood,
+                    semi=options.semi,
+                    finetune=options.finetune,
+                    teacher=options.teacher,
+                    baseline=options.baseline,
+                    supervised=supervised,
+                    progress=progress,
+                    say=progress.say,
+                )
             _tell_previous(path, results, progress.say)
         except (KeyboardInterrupt, Interrupted):
             progress.say("interrupted: finished sections are kept; the same command goes on.")
@@ -282,7 +285,7 @@ def _supervised(run: Any, options: Evaluate) -> list[Any]:
         raise BadInput("--align takes one or two runs of --method supervised-bbb.")
     if options.teacher:
         raise BadInput("--align asks about draws, and the teacher has none: leave out --align or --teacher.")
-    runs = [load(path, str(run.encoder.means.device)) for path in options.align]
+    runs = [load(path, str(run.encoder.means.device), run.processes) for path in options.align]
     second = runs[1] if len(runs) == 2 else None
     check(run, runs[0], second, options.data or run.config.data, options.draws or DRAWS)
     return runs

@@ -186,18 +186,18 @@ def test_stopped_work_is_not_mixed_with_other_work(affine: Run, monkeypatch: pyt
 # ----------------------------------------------------------------------------------------------- parts and processes
 
 
-def _work(run: Run, draws: int, processes: Processes) -> list[dict[str, Tensor]]:
+def _work(run: Run, draws: int) -> list[dict[str, Tensor]]:
     bank = Bank(run)
-    classes = predict_classes(bank, probe(6), IMAGES, draws, processes=processes, resumable=True)
-    levels = predict_levels(bank, IMAGES, draws, processes=processes)
+    classes = predict_classes(bank, probe(6), IMAGES, draws, resumable=True)
+    levels = predict_levels(bank, IMAGES, draws)
     return [a.state() for a in (*classes, *levels["projector"])]
 
 
 def _worker(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    run = replace(handmade.student_run(folder / f"run{rank}"), folder=folder / "run")
-    torch.save([_work(run, draws, Processes(rank, 2)) for draws in (5, 1)], folder / f"{rank}.pt")
+    run = replace(handmade.student_run(folder / f"run{rank}"), folder=folder / "run", processes=Processes(rank, 2))
+    torch.save([_work(run, draws) for draws in (5, 1)], folder / f"{rank}.pt")
     dist.destroy_process_group()
     os._exit(0)  # a thread of gloo may still hold a tensor, and a Python closing down then aborts
 
@@ -209,7 +209,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     mp.spawn(_worker, (tmp_path,), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     for draws, ours, theirs in zip((5, 1), first, second, strict=True):
-        one = _work(run, draws, Processes())
+        one = _work(run, draws)
         for a, b, whole in zip(ours, theirs, one, strict=True):
             for key, value in whole.items():
                 torch.testing.assert_close(a[key], value, rtol=1e-10, atol=1e-10)

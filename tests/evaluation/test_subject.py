@@ -1,5 +1,6 @@
 """Images as a run takes them: channels, sides, and a fair part of them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import handmade
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from byov.data.images import ImageSet
 from byov.data.resample import resized
 from byov.errors import BadInput
 from byov.evaluation.run import Run
@@ -63,6 +65,18 @@ def test_the_probe_sees_the_images_that_the_encoder_saw(tmp_path: Path) -> None:
     np.savez(tmp_path / "other.npz", x_train=pixels, y_train=labels, x_test=pixels[:10], y_test=labels[:10])
     other = load_labelled(made, f"npz:{tmp_path / 'other.npz'}", lambda *what: None)
     assert len(other.train) == 120 and torch.equal(other.train_ids, torch.arange(120))
+
+
+def test_images_that_have_changed_since_the_training_are_told_of(tmp_path: Path) -> None:
+    made, said = run(tmp_path / "run", 1), list[str]()
+    pixels, labels = handmade.images(120)[:, 0].numpy(), np.arange(120) % 2
+    path = Path(made.config.data.removeprefix("npz:"))
+    for seen, expected in ((pixels, 0), (pixels[:110], 1)):
+        np.savez(path, x_train=seen, y_train=labels[: len(seen)], x_test=pixels[:10], y_test=labels[:10])
+        trained = replace(made, fingerprint=ImageSet(handmade.images(120)).fingerprint())
+        load_labelled(trained, made.config.data, lambda *what: None, said.append)
+        assert len(said) == expected
+    assert "has changed since" in said[0]
 
 
 def test_images_that_are_not_square_are_refused(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ two seeds of the supervised model agree is the most that can be asked for: the c
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -28,7 +27,7 @@ from byov.errors import BadInput
 from byov.evaluation.features import features_of
 from byov.evaluation.measures import strict
 from byov.evaluation.outside import of_source
-from byov.evaluation.predictive import ClassPredictions, over_draws, predict_classes, work_key
+from byov.evaluation.predictive import Advance, ClassPredictions, over_draws, predict_classes, work_key
 from byov.evaluation.probe import fit_probe
 from byov.evaluation.reference import Bank, at_draw
 from byov.evaluation.run import Run
@@ -46,7 +45,6 @@ from byov.metrics import (
     spearman,
 )
 from byov.posterior import Posterior
-from byov.training.processes import Processes
 
 DRAWS = 50  # the paper took 1,000, and saw the std over draws converge by 50
 RESAMPLES = 1000  # of the bootstrap: an end of an interval is then known to 4% of its distance from the value
@@ -199,20 +197,31 @@ def predict_supervised(
     images, _ = in_channels(run, images)
     run.check(images)
     images = at_side(images, run.image_shape[-1])
-    network, bank = run.learner.posterior, Bank(run)
+    bank = Bank(run)
     what = f"passing {len(images):,} images through {draws} draws of {run.folder}"
-
-    def take(k: int, found: dict[str, Predictive], advance: Callable[[int], None]) -> None:
-        with at_draw(network, run.config.seed, k):
-            logits = features_of(_Logits(network), images, advance=advance)
-        found["all"].update(logits.double().softmax(1))
-
-    nothing, work = {"all": Predictive(len(images), run.classes or 0)}, work_key(bank, "supervised", images)
 
     def tell(_: str, done: int, total: int) -> None:
         progress(what, done, total)
 
-    return over_draws(bank, draws, nothing, take, work, Processes(), len(images), tell)["all"]
+    asked, work = _Classified(images, run.classes or 0), work_key(bank, "supervised", images)
+    return over_draws(bank, draws, asked, work, tell)["all"]
+
+
+@dataclass(frozen=True)
+class _Classified:
+    """The pass of `predict_supervised`."""
+
+    images: Tensor
+    classes: int
+
+    def nothing(self) -> dict[str, Predictive]:
+        return {"all": Predictive(len(self.images), self.classes)}
+
+    def take(self, bank: Bank, k: int, found: dict[str, Predictive], advance: Advance) -> None:
+        network = bank.run.learner.posterior
+        with at_draw(network, bank.run.config.seed, k):
+            logits = features_of(_Logits(network), self.images, advance=advance)
+        found["all"].update(logits.double().softmax(1))
 
 
 class _Logits(nn.Module):

@@ -367,7 +367,7 @@ def _weights(run: Run) -> str:
 def _other_run(run: Run, folder: Path) -> Run:
     if folder.resolve() == run.folder.resolve():
         raise BadInput(f"--baseline {folder} is the run itself: give another run.")
-    return load(folder, run.encoder.means.device.type)
+    return load(folder, str(run.encoder.means.device), run.processes)
 
 
 def _beside(

@@ -2,8 +2,8 @@
 
 Each draw passes all images, so that a draw is one function; it is keyed by the run's seed and its number alone, so
 that a long stream may come chunk by chunk, in one call each. Draws are looked at as they come and aligned on the
-reference bank, both from the same forward. Work that was stopped goes on after its last saved draw, and several
-processes share the draws.
+reference bank, both from the same forward. Work that was stopped goes on after its last saved draw, and the processes
+that have opened the run together (`Run.processes`) share the draws.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
@@ -55,25 +56,35 @@ def predict_classes(
     *,
     batch_size: int = BATCH,
     resumable: bool = False,
-    processes: Processes = Processes(),  # noqa: B008
     progress: Progress = lambda what, done, total: None,
 ) -> ClassPredictions:
     """What a probe that was fitted at the means makes of the draws' features.
 
     With `resumable`, what is stopped goes on in the next call for the same run, probe and images.
     """
-    run, images = bank.run, _seen(bank, images)
     _check_draws(draws)
+    images = _seen(bank, images)
+    work = work_key(bank, "classes", images, probe.weights, probe.bias, probe.mean, probe.std) if resumable else None
+    return ClassPredictions(**over_draws(bank, draws, _Classes(images, probe, batch_size), work, progress))
 
-    def take(k: int, found: dict[str, Predictive], advance: Callable[[int], None]) -> None:
+
+@dataclass(frozen=True)
+class _Classes:
+    """The pass of `predict_classes`."""
+
+    images: Tensor
+    probe: Probe
+    batch_size: int
+
+    def nothing(self) -> dict[str, Predictive]:
+        return {name: Predictive(len(self.images), len(self.probe.bias)) for name in ClassPredictions._fields}
+
+    def take(self, bank: Bank, k: int, found: dict[str, Predictive], advance: Advance) -> None:
+        run, probe = bank.run, self.probe
         with at_draw(run.encoder, run.config.seed, k):
-            features = features_of(run.encoder, images, batch_size, advance)
+            features = features_of(run.encoder, self.images, self.batch_size, advance)
         found["aligned"].update(probe.probabilities(bank.aligned(features, k)))
         found["unaligned"].update(probe.probabilities(features))
-
-    nothing = {name: Predictive(len(images), len(probe.bias)) for name in ClassPredictions._fields}
-    work = work_key(bank, "classes", images, probe.weights, probe.bias, probe.mean, probe.std) if resumable else None
-    return ClassPredictions(**over_draws(bank, draws, nothing, take, work, processes, len(images), progress))
 
 
 # ------------------------------------------------------------------------------------------------------ without labels
@@ -93,32 +104,39 @@ def predict_levels(
     *,
     batch_size: int = BATCH,
     resumable: bool = False,
-    processes: Processes = Processes(),  # noqa: B008
     progress: Progress = lambda what, done, total: None,
 ) -> dict[str, Level]:
     """Mean and variance over draws of the whole network, after its encoder, projector and predictor (or classifier)."""
-    run, images = bank.run, _seen(bank, images)
     _check_draws(draws)
-    network, seed = run.learner.posterior, run.config.seed
+    images, network = _seen(bank, images), bank.run.learner.posterior
     names = ("encoder", "projector", "predictor") if isinstance(network.module, Student) else ("encoder", "classifier")
-    widths = [output.shape[1] for output in _outputs(network, seed, None, bank.images[:2], batch_size)]
-    at_means = _level_moments(bank, None, widths, batch_size)
+    outputs = _outputs(network, bank.run.config.seed, None, bank.images[:2], batch_size)
+    widths = {name: output.shape[1] for name, output in zip(names, outputs, strict=True)}
+    at_means = _level_moments(bank, None, list(widths.values()), batch_size)
+    work = work_key(bank, "levels", images) if resumable else None
+    found = over_draws(bank, draws, _Levels(images, widths, at_means, batch_size), work, progress)
+    return {name: Level(*(found[f"{name}.{kind}"] for kind in Level._fields)) for name in names}
 
-    def take(k: int, found: dict[str, OverDraws], advance: Callable[[int], None]) -> None:
-        at_k = _level_moments(bank, k, widths, batch_size)
-        outputs = _outputs(network, seed, k, images, batch_size, advance)
-        for name, output, of, to in zip(names, outputs, at_k, at_means, strict=True):
+
+@dataclass(frozen=True)
+class _Levels:
+    """The pass of `predict_levels`."""
+
+    images: Tensor
+    widths: dict[str, int]
+    at_means: list[Moments]
+    batch_size: int
+
+    def nothing(self) -> dict[str, OverDraws]:
+        kinds = [(f"{name}.{kind}", width) for name, width in self.widths.items() for kind in Level._fields]
+        return {name: OverDraws(len(self.images), width) for name, width in kinds}
+
+    def take(self, bank: Bank, k: int, found: dict[str, OverDraws], advance: Advance) -> None:
+        at_k = _level_moments(bank, k, list(self.widths.values()), self.batch_size)
+        outputs = _outputs(bank.run.learner.posterior, bank.run.config.seed, k, self.images, self.batch_size, advance)
+        for name, output, of, to in zip(self.widths, outputs, at_k, self.at_means, strict=True):
             found[f"{name}.raw"].update(output)
             found[f"{name}.aligned"].update(aligned(output, of, to))
-
-    nothing = {
-        f"{name}.{kind}": OverDraws(len(images), width)
-        for name, width in zip(names, widths, strict=True)
-        for kind in Level._fields
-    }
-    work = work_key(bank, "levels", images) if resumable else None
-    found = over_draws(bank, draws, nothing, take, work, processes, len(images), progress)
-    return {name: Level(*(found[f"{name}.{kind}"] for kind in Level._fields)) for name in names}
 
 
 def _level_moments(bank: Bank, k: int | None, widths: list[int], batch_size: int) -> list[Moments]:
@@ -138,7 +156,7 @@ def _outputs(
     k: int | None,
     images: Tensor,
     batch_size: int,
-    advance: Callable[[int], None] = lambda count: None,
+    advance: Advance = lambda count: None,
 ) -> list[Tensor]:
     """What each level gives out at draw k, in evaluation mode: on the CPU, in float32."""
     with at_draw(network, seed, k):
@@ -159,24 +177,32 @@ class Accumulator(Protocol):
 
 
 A = TypeVar("A", bound=Accumulator)
-Take = Callable[[int, dict[str, A], Callable[[int], None]], None]
+Advance = Callable[[int], None]
 
 
-def over_draws(
-    bank: Bank,
-    draws: int,
-    found: dict[str, A],
-    take: Take[A],
-    work: str | None,
-    processes: Processes,
-    images: int,
-    progress: Progress,
-) -> dict[str, A]:
-    """Calls take(k, found, advance) for this process's draws, from the last saved one on; joins all processes' parts.
+class Pass(Protocol[A]):
+    """What becomes of images over draws. It can be pickled, for the other processes."""
+
+    @property
+    def images(self) -> Tensor:
+        """As the network sees them."""
+
+    def nothing(self) -> dict[str, A]:
+        """Before the first draw."""
+
+    def take(self, bank: Bank, k: int, found: dict[str, A], advance: Advance) -> None:
+        """Takes in draw k; `advance` is told of images that have passed."""
+
+
+def over_draws(bank: Bank, draws: int, asked: Pass[A], work: str | None, progress: Progress) -> dict[str, A]:
+    """Takes in this process's draws, from the last saved one on; joins the parts of all processes of the run.
 
     Process r of w takes the draws r, r + w, ...; `work` names the file for what has been done.
     """
+    processes = bank.run.processes
+    processes.call((bank.run.folder, draws, asked, work))
     mine = range(processes.rank, draws, processes.world)
+    found, images = asked.nothing(), len(asked.images)
     path = None
     done = 0
     if work is not None:
@@ -191,7 +217,7 @@ def over_draws(
 
     saved = time.monotonic()
     for k in mine[done:]:
-        take(k, found, advance)
+        asked.take(bank, k, found, advance)
         done += 1
         if path is not None and time.monotonic() - saved >= SAVE_SECONDS:
             write_atomically(path, partial(_write_partial, found, done))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from byov.evaluation.features import features_of
 from byov.posterior import Posterior
 from byov.training import checkpoints
 from byov.training.learners import SelfSupervised, Supervised, build_learner
+from byov.training.processes import Processes
 
 if TYPE_CHECKING:
     from byov.evaluation.score import Scores
@@ -31,6 +32,10 @@ class Run:
     step: int
     image_shape: tuple[int, int, int]
     classes: int | None
+    fingerprint: str | None = None
+    """Of the source's training images (`ImageSet.fingerprint`), as they were then."""
+    processes: Processes = field(default_factory=Processes)
+    """Those that have opened it together: they share its draws."""
 
     def features(self, images: Tensor) -> Tensor:
         """Features (N, width) of uint8 or [0, 1] images (N, C, H, W), at the means; other sides are resized first."""
@@ -66,8 +71,11 @@ class Run:
             )
 
 
-def load(folder: str | Path, device: str = "cpu") -> Run:
-    """Opens a run folder. In training mode a call would use, and change, BatchNorm's statistics: it is not in it."""
+def load(folder: str | Path, device: str = "cpu", processes: Processes = Processes()) -> Run:  # noqa: B008
+    """Opens a run folder, alone or in each of several processes, which then ask for the same draws at the same time.
+
+    In training mode a call would use, and change, BatchNorm's statistics: it is not in it.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise BadInput(f"there is no run {folder}: train one with `byov train`, or check the path.")
@@ -81,4 +89,5 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
         learner.teacher.load_tensors(checkpoints.part(tensors, "teacher."), str(path))
         learner.teacher.eval()
     encoder = learner.posterior.eval().part("encoder").eval()
-    return Run(folder, config, learner, encoder, state["step"], shape, state["classes"])
+    classes, seen = state["classes"], state.get("fingerprint")
+    return Run(folder, config, learner, encoder, state["step"], shape, classes, seen, processes)

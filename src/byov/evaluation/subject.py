@@ -62,7 +62,10 @@ def load_labelled(run: Run, name: str, progress: Progress, say: Say = say_on_std
         where = " (a folder has them where all images lie in class folders)" if name.startswith("folder:") else ""
         raise BadInput(f"{name} has no labels to evaluate with{where}: give a source that has, with --data.")
     ids = torch.arange(len(train))
-    if same_source(name, run.config.data) and run.config.images is not None and run.config.images < len(train):
+    own = same_source(name, run.config.data)
+    if own and run.fingerprint not in (None, train.fingerprint()):
+        say(f"{name} has changed since {run.folder} was trained: the probe sees other images than the encoder did.")
+    if own and run.config.images is not None and run.config.images < len(train):
         ids = divide(len(train), run.config.images, 0).trained  # the probe sees the images that the encoder saw
         train = train.subset(ids)
     (train_images, converted), (test_images, _) = (in_channels(run, each.images) for each in (train, test))

@@ -6,7 +6,7 @@ of the label-free scores; memory is flat in the draws.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -14,13 +14,12 @@ from torch import Tensor
 
 from byov.evaluation.features import features_of
 from byov.evaluation.measures import Scores, below, predictive_scores
-from byov.evaluation.predictive import over_draws, work_key
+from byov.evaluation.predictive import Advance, over_draws, work_key
 from byov.evaluation.probe import Probe
 from byov.evaluation.reference import Bank, at_draw
 from byov.evaluation.score import BLOCK, CANDIDATES, TERMS, OneDraw
 from byov.evaluation.subject import Subject, at_side
 from byov.metrics import Predictive, energy, entropy, knn_distance, mahalanobis, max_softmax
-from byov.training.processes import Processes
 
 LABEL_FREE = "label_free_"  # before the names of score.CANDIDATES, of which some are also baselines' names
 STILL = {name: c for name, c in CANDIDATES.items() if not c.least_draws}
@@ -115,18 +114,29 @@ class Drawn:
 
 def pass_draws(subject: Subject, images: Tensor, draws: int, what: str) -> Drawn:
     """Passes images through all draws; what is stopped goes on in the next call for the same images and probe."""
-    run, bank, probe = subject.run, subject.bank, subject.probe
+    bank, probe = subject.bank, subject.probe
     assert bank is not None, "draws are the run's own encoder's"
     images = at_side(images, subject.side)
-
-    def take(k: int, found: dict[str, Drawn], advance: Callable[[int], None]) -> None:
-        with at_draw(run.encoder, run.config.seed, k):
-            features = features_of(run.encoder, images, advance=advance)
-        found["all"].update(bank, probe, features, k)
 
     def progress(_: str, done: int, total: int) -> None:
         subject.progress(f"{what}: {len(images):,} images through {draws} draws", done, total)
 
-    nothing = {"all": Drawn.nothing(len(images), subject.data.classes)}
     work = work_key(bank, "draws", images, probe.weights, probe.bias, probe.mean, probe.std)
-    return over_draws(bank, draws, nothing, take, work, Processes(), len(images), progress)["all"]
+    return over_draws(bank, draws, _Scored(images, probe), work, progress)["all"]
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """The pass of `pass_draws`."""
+
+    images: Tensor
+    probe: Probe
+
+    def nothing(self) -> dict[str, Drawn]:
+        return {"all": Drawn.nothing(len(self.images), len(self.probe.bias))}
+
+    def take(self, bank: Bank, k: int, found: dict[str, Drawn], advance: Advance) -> None:
+        run = bank.run
+        with at_draw(run.encoder, run.config.seed, k):
+            features = features_of(run.encoder, self.images, advance=advance)
+        found["all"].update(bank, self.probe, features, k)

@@ -160,6 +160,6 @@ def draw(rows: list[dict[str, Any]], scale: str) -> Figure:
             dots(axes, {"": values}, there)
             axes.set_xlabel(label)
         panels[3].tick_params(labelleft=False)
-        panels[3].set_xlim(left=0)
+        panels[3].set_xlim(0, 1.05 * panels[3].get_xlim()[1])
         figure.suptitle(f"Appendices B, C, G ({scale}): dots are seeds, whiskers one standard error over images")
         return figure

@@ -168,7 +168,8 @@ class Lab:
                 failed.append(f"a run of the study failed ({child.last_words}); {child.log} tells more.")
                 self.say(f"  {failed[-1]}")
             left = (time.monotonic() - begun) / done * (len(missing) - done) / 60
-            self.say(f"  {done} of {len(missing)} runs are trained; about {left:.0f} minutes for the others")
+            trained = f"{done - len(failed)} of {len(missing)} runs are trained"
+            self.say(f"  {trained}; about {left:.0f} minutes for the others")
         if failed:  # the others are there now
             raise TrainingFailed(failed[0])
 

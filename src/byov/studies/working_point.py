@@ -184,6 +184,7 @@ def draw(rows: list[dict[str, Any]], scale: str) -> Figure:
         titles = ("top-1 of the probe (%)", "median sigma", "Spearman of sigma and |mean|")
         for axes, title in zip((accuracy, sigma, rank), titles, strict=True):
             axes.set(xscale="log", xlabel="temperature", title=title)
+        figure.legend(*accuracy.get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=8)
         return figure
 
 
@@ -196,7 +197,6 @@ def _draw_accuracy(axes: Axes, rows: list[dict[str, Any]]) -> None:
             t, values = _line(rows, rate, key)
             name = f"log-variance lr {rate:g}" if first else None
             axes.plot(t, [100 * v for v in values], dash, color=colour, marker="o", ms=3, label=name)
-    axes.legend(fontsize=7, loc="best")
 
 
 def _draw_sigma(axes: Axes, rows: list[dict[str, Any]]) -> None:

@@ -1,11 +1,12 @@
-"""The processes that train together: started by torchrun or SLURM, each with its share of every batch."""
+"""The processes that work together: started by torchrun or SLURM, each with its share of every batch, or of draws."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -63,10 +64,55 @@ class Processes:
         if met is not None:
             raise met
 
+    def call(self, work: Any) -> None:
+        """Asks the others to take part in some work. Here all come to it by themselves; see `Led`."""
+
     def leave(self) -> None:
         """Ends the group: torch complains of one that is left standing."""
         if self.world > 1 and distributed.is_initialized():
             distributed.destroy_process_group()
+
+
+@dataclass(frozen=True)
+class Led(Processes):
+    """Processes of which the first alone knows what there is to do: it calls, and the others wait to be called."""
+
+    def call(self, work: Any) -> None:
+        """Sends some work to the others, who then do their part of it."""
+        if self.world > 1:
+            distributed.broadcast_object_list([work], src=0)
+
+    def called(self) -> Iterator[Any]:
+        """The work that the first sends, one after the other, until it sends no more."""
+        while True:
+            box: list[Any] = [None]
+            with suppress(RuntimeError):  # it has ended without a word
+                distributed.broadcast_object_list(box, src=0)
+            if box[0] is None:
+                return
+            yield box[0]
+
+    def part(self) -> None:
+        """There is no more work: all may go."""
+        if self.main:
+            self.call(None)
+        self.leave()
+
+
+def meet(device: str, local: int, nodes: int, precision: Any = "32-true", backend: str | None = None) -> Any:
+    """A Fabric, with this process's own device, that has met `local` processes here and as many on every other node.
+
+    backend: of torch.distributed; unset, the device's own.
+    """
+    from lightning_fabric import Fabric  # slow to import: only where it is needed
+    from lightning_fabric.strategies.ddp import DDPStrategy
+
+    # torch gives up after 10 to 30 minutes; decoding a large folder, while the others wait, may take longer.
+    many = DDPStrategy(process_group_backend=backend, timeout=timedelta(days=1))
+    strategy = many if local * nodes > 1 else "auto"
+    fabric = Fabric(accelerator=device, devices=local, num_nodes=nodes, strategy=strategy, precision=precision)
+    fabric.launch()
+    return fabric
 
 
 def started() -> tuple[int, int]:

@@ -7,9 +7,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +27,7 @@ from byov.training.initial import initialiser
 from byov.training.learners import build_learner
 from byov.training.loop import Trainer, classes_of
 from byov.training.networks import Classifier, Student
-from byov.training.processes import Processes, started
+from byov.training.processes import Processes, meet, started
 from byov.training.resolve import LEAST_STEPS, cores, resolve, resolve_device
 
 STATISTICS_IMAGES = 100_000
@@ -52,7 +50,7 @@ def prepare(
     to the config's until there are `least_steps`.
     """
     local, nodes = started()
-    fabric = _launch(config, local, nodes) if local * nodes > 1 else None
+    fabric = meet(resolve_device(config.device), local, nodes, config.precision) if local * nodes > 1 else None
     processes = Processes() if fabric is None else Processes(fabric.global_rank, fabric.world_size)
     goes_on = resume or extend is not None
     config = replace(config, data=absolute_source(config.data))
@@ -77,7 +75,7 @@ def prepare(
     assert config.threads is not None and config.images is not None and config.image_size is not None
     assert config.calibration is not None
     torch.set_num_threads(config.threads)
-    fabric = fabric or _launch(config, local, nodes)
+    fabric = fabric or meet(resolve_device(config.device), local, nodes, config.precision)
     fingerprint = data.fingerprint()
     division = divide(len(data), config.images, config.calibration)
     trained = division.trained if len(division.trained) < len(data) else None
@@ -204,19 +202,6 @@ def pixel_statistics(images: Tensor, chosen: Tensor | None = None) -> tuple[Tens
         means.append(mean)
         stds.append(((counts * (values - mean) ** 2).sum() / counts.sum()).sqrt().clamp(min=1e-3))
     return torch.stack(means).float(), torch.stack(stds).float()
-
-
-def _launch(config: Config, local: int, nodes: int) -> Any:
-    """The device, the precision, and the meeting with `local` processes here and as many on every other node."""
-    from lightning_fabric import Fabric  # slow to import: only where it is needed
-    from lightning_fabric.strategies.ddp import DDPStrategy
-
-    # torch gives up after 10 to 30 minutes; decoding a large folder, while the others wait, may take longer.
-    strategy = DDPStrategy(timeout=timedelta(days=1)) if local * nodes > 1 else "auto"
-    device = resolve_device(config.device)
-    fabric = Fabric(accelerator=device, devices=local, num_nodes=nodes, strategy=strategy, precision=config.precision)
-    fabric.launch()
-    return fabric
 
 
 def _continued(config: Config, out: Path, extend: int | None) -> Config:
