@@ -216,17 +216,21 @@ def _evaluate(arguments: list[str]) -> int:
     from byov.evaluation.run import load
     from byov.progress import StageProgress
     from byov.training.loop import Interrupted
+    from byov.training.processes import started
     from byov.training.resolve import resolve_device
 
+    if _rank() > 0 and started() == (1, 1):
+        return DONE  # of processes that do not know how many they are, one is enough
     _use_threads(options.threads)
     for name, given, takes in (("--ood", options.ood, "source"), ("--align", options.align, "run")):
         if name in arguments and not given:
             raise BadInput(f"{name} needs at least one {takes} after it.")
-    fetch.check(options.ood)
+    if _rank() == 0:
+        fetch.check(options.ood)
     console = Console(stderr=True, highlight=False, emoji=False, quiet=_rank() > 0)
     with disk_space_checked(options.run / "results"), StageProgress(console) as progress:
         try:
-            with gathered(resolve_device(options.device)) as (processes, device):
+            with gathered(resolve_device(options.device), options.threads) as (processes, device):
                 if not processes.main:
                     help_draws(processes, device)
                     return DONE

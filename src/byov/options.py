@@ -60,7 +60,7 @@ class Evaluate:
     teacher: bool = False
     """Evaluate the teacher's encoder instead of the student's."""
     threads: int | None = None
-    """CPU threads. Unset: one a core."""
+    """CPU threads. Unset: one a core, or each process's share of them."""
     device: str = "auto"
     """auto, cpu or cuda."""
 

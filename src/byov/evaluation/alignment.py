@@ -27,7 +27,7 @@ from byov.errors import BadInput
 from byov.evaluation.features import features_of
 from byov.evaluation.measures import strict
 from byov.evaluation.outside import of_source
-from byov.evaluation.predictive import Advance, ClassPredictions, over_draws, predict_classes, work_key
+from byov.evaluation.predictive import Advance, ClassPredictions, Pass, over_draws, predict_classes, work_key
 from byov.evaluation.probe import fit_probe
 from byov.evaluation.reference import Bank, at_draw
 from byov.evaluation.run import Run
@@ -208,10 +208,9 @@ def predict_supervised(
 
 
 @dataclass(frozen=True)
-class _Classified:
+class _Classified(Pass[Predictive]):
     """The pass of `predict_supervised`."""
 
-    images: Tensor
     classes: int
 
     def nothing(self) -> dict[str, Predictive]:

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, distributed
+from torch import Tensor
 
 from byov.data.fetch import Progress
 from byov.data.resample import resized
@@ -36,6 +37,35 @@ from byov.training.networks import Student
 from byov.training.processes import Processes
 
 SAVE_SECONDS = 30.0  # between two saved states of work that can be resumed
+
+
+class Accumulator(Protocol):
+    """What goes over draws: it can be saved, sent, and joined with another over other draws."""
+
+    def merge(self, other: Any) -> Self: ...
+    def state(self) -> dict[str, Tensor]: ...
+    @classmethod
+    def from_state(cls, state: dict[str, Tensor]) -> Self: ...
+
+
+A = TypeVar("A", bound=Accumulator)
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Pass(ABC, Generic[A]):
+    """What is made of images over draws. It can be sent to another process."""
+
+    images: Tensor
+    """As the network sees them."""
+
+    @abstractmethod
+    def nothing(self) -> dict[str, A]:
+        """Before the first draw."""
+
+    @abstractmethod
+    def take(self, bank: Bank, k: int, found: dict[str, A], advance: Advance) -> None:
+        """Takes in draw k; `advance` is told of images that have passed."""
 
 
 # ------------------------------------------------------------------------------------------------ class probabilities
@@ -69,10 +99,9 @@ def predict_classes(
 
 
 @dataclass(frozen=True)
-class _Classes:
+class _Classes(Pass[Predictive]):
     """The pass of `predict_classes`."""
 
-    images: Tensor
     probe: Probe
     batch_size: int
 
@@ -119,10 +148,9 @@ def predict_levels(
 
 
 @dataclass(frozen=True)
-class _Levels:
+class _Levels(Pass[OverDraws]):
     """The pass of `predict_levels`."""
 
-    images: Tensor
     widths: dict[str, int]
     at_means: list[Moments]
     batch_size: int
@@ -167,40 +195,14 @@ def _outputs(
 # -------------------------------------------------------------------------------------------- over draws and processes
 
 
-class Accumulator(Protocol):
-    """What goes over draws: it can be saved, sent, and joined with another over other draws."""
-
-    def merge(self, other: Any) -> Self: ...
-    def state(self) -> dict[str, Tensor]: ...
-    @classmethod
-    def from_state(cls, state: dict[str, Tensor]) -> Self: ...
-
-
-A = TypeVar("A", bound=Accumulator)
-Advance = Callable[[int], None]
-
-
-class Pass(Protocol[A]):
-    """What becomes of images over draws. It can be pickled, for the other processes."""
-
-    @property
-    def images(self) -> Tensor:
-        """As the network sees them."""
-
-    def nothing(self) -> dict[str, A]:
-        """Before the first draw."""
-
-    def take(self, bank: Bank, k: int, found: dict[str, A], advance: Advance) -> None:
-        """Takes in draw k; `advance` is told of images that have passed."""
-
-
 def over_draws(bank: Bank, draws: int, asked: Pass[A], work: str | None, progress: Progress) -> dict[str, A]:
     """Takes in this process's draws, from the last saved one on; joins the parts of all processes of the run.
 
     Process r of w takes the draws r, r + w, ...; `work` names the file for what has been done.
     """
     processes = bank.run.processes
-    processes.call((bank.run.folder, draws, asked, work))
+    bare = replace(asked, images=asked.images.new_empty(0))  # they are sent apart
+    processes.call((bank.run.folder, bank.folder.name, draws, bare, work), asked.images)
     mine = range(processes.rank, draws, processes.world)
     found, images = asked.nothing(), len(asked.images)
     path = None
@@ -223,9 +225,10 @@ def over_draws(bank: Bank, draws: int, asked: Pass[A], work: str | None, progres
             write_atomically(path, partial(_write_partial, found, done))
             saved = time.monotonic()
     found = _joined(found, done > 0, processes)
-    if path is not None:
-        path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # of another process or evaluation there may be more in it
+    if path is not None and processes.main:
+        for each in path.parent.glob(f"{work}-*-of-*.safetensors"):  # of all processes, however many they once were
+            each.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # of another evaluation there may be more in it
             path.parent.rmdir()
     return found
 
@@ -253,15 +256,12 @@ def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _joined(found: dict[str, A], any_draws: bool, processes: Processes) -> dict[str, A]:
-    """All processes' parts in one, the same in each process: one is sent after the other, so that memory stays flat."""
+    """All processes' parts in one; of processes that are led, the first has it, and the others nothing."""
     if processes.world == 1:
         return found
     whole: dict[str, A] = {}
-    for rank in range(processes.world):
-        mine = any_draws and rank == processes.rank
-        box: list[Any] = [{name: a.state() for name, a in found.items()} if mine else None]
-        distributed.broadcast_object_list(box, src=rank)
-        for name, state in (box[0] or {}).items():
+    for states in processes.in_turn({name: a.state() for name, a in found.items()} if any_draws else {}):
+        for name, state in states.items():
             part = type(found[name]).from_state(state)
             whole[name] = whole[name].merge(part) if name in whole else part
     return whole

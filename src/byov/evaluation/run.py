@@ -71,7 +71,7 @@ class Run:
             )
 
 
-def load(folder: str | Path, device: str = "cpu", processes: Processes = Processes()) -> Run:  # noqa: B008
+def load(folder: str | Path, device: str = "cpu", processes: Processes | None = None) -> Run:
     """Opens a run folder, alone or in each of several processes, which then ask for the same draws at the same time.
 
     In training mode a call would use, and change, BatchNorm's statistics: it is not in it.
@@ -90,4 +90,4 @@ def load(folder: str | Path, device: str = "cpu", processes: Processes = Process
         learner.teacher.eval()
     encoder = learner.posterior.eval().part("encoder").eval()
     classes, seen = state["classes"], state.get("fingerprint")
-    return Run(folder, config, learner, encoder, state["step"], shape, classes, seen, processes)
+    return Run(folder, config, learner, encoder, state["step"], shape, classes, seen, processes or Processes())

@@ -64,7 +64,7 @@ def load_labelled(run: Run, name: str, progress: Progress, say: Say = say_on_std
     ids = torch.arange(len(train))
     own = same_source(name, run.config.data)
     if own and run.fingerprint not in (None, train.fingerprint()):
-        say(f"{name} has changed since {run.folder} was trained: the probe sees other images than the encoder did.")
+        say(f"{name} has changed since {run.folder} was trained: the probe may see other images than the encoder did.")
     if own and run.config.images is not None and run.config.images < len(train):
         ids = divide(len(train), run.config.images, 0).trained  # the probe sees the images that the encoder saw
         train = train.subset(ids)

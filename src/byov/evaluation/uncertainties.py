@@ -14,7 +14,7 @@ from torch import Tensor
 
 from byov.evaluation.features import features_of
 from byov.evaluation.measures import Scores, below, predictive_scores
-from byov.evaluation.predictive import Advance, over_draws, work_key
+from byov.evaluation.predictive import Advance, Pass, over_draws, work_key
 from byov.evaluation.probe import Probe
 from byov.evaluation.reference import Bank, at_draw
 from byov.evaluation.score import BLOCK, CANDIDATES, TERMS, OneDraw
@@ -126,10 +126,9 @@ def pass_draws(subject: Subject, images: Tensor, draws: int, what: str) -> Drawn
 
 
 @dataclass(frozen=True)
-class _Scored:
+class _Scored(Pass[Drawn]):
     """The pass of `pass_draws`."""
 
-    images: Tensor
     probe: Probe
 
     def nothing(self) -> dict[str, Drawn]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -64,8 +65,16 @@ class Processes:
         if met is not None:
             raise met
 
-    def call(self, work: Any) -> None:
-        """Asks the others to take part in some work. Here all come to it by themselves; see `Led`."""
+    def call(self, work: Any, images: Tensor) -> None:
+        """Asks the others to take part in some work on images. Here all come to it by themselves; see `Led`."""
+
+    def in_turn(self, mine: Any) -> Iterator[Any]:
+        """What each process has, one after the other, so that memory stays flat."""
+        for rank in range(self.world):
+            box = [mine if rank == self.rank else None]
+            if self.world > 1:
+                distributed.broadcast_object_list(box, src=rank)
+            yield box[0]
 
     def leave(self) -> None:
         """Ends the group: torch complains of one that is left standing."""
@@ -75,28 +84,63 @@ class Processes:
 
 @dataclass(frozen=True)
 class Led(Processes):
-    """Processes of which the first alone knows what there is to do: it calls, and the others wait to be called."""
+    """Processes of which the first alone knows what there is to do: it calls, and the others wait to be called.
 
-    def call(self, work: Any) -> None:
-        """Sends some work to the others, who then do their part of it."""
-        if self.world > 1:
-            distributed.broadcast_object_list([work], src=0)
+    They do their part of the work and send it back; only the first has the whole.
+    """
 
-    def called(self) -> Iterator[Any]:
-        """The work that the first sends, one after the other, until it sends no more."""
+    def call(self, work: Any, images: Tensor) -> None:
+        """Sends work and its images to the others. Images go as they are: pickled, they take four times as much."""
+        if self.main and self.world > 1:
+            distributed.broadcast_object_list([(work, images.shape, images.dtype)], src=0)
+            distributed.broadcast(images.contiguous(), src=0)
+
+    def called(self) -> Iterator[tuple[Any, Tensor]]:
+        """The work that the first sends, with its images, one after the other, until it sends no more."""
         while True:
             box: list[Any] = [None]
-            with suppress(RuntimeError):  # it has ended without a word
+            with _ended_at_once():
                 distributed.broadcast_object_list(box, src=0)
-            if box[0] is None:
-                return
+                if box[0] is None:
+                    return
+                work, shape, dtype = box[0]
+                images = torch.empty(shape, dtype=dtype)
+                distributed.broadcast(images, src=0)
+            yield work, images
+            del images  # before the next ones come
+
+    def in_turn(self, mine: Any) -> Iterator[Any]:
+        """What each process has, one after the other, for the first alone."""
+        if not self.main:
+            distributed.send_object_list([mine], dst=0)
+            return
+        yield mine
+        for rank in range(1, self.world):
+            box: list[Any] = [None]
+            distributed.recv_object_list(box, src=rank)
             yield box[0]
 
     def part(self) -> None:
         """There is no more work: all may go."""
-        if self.main:
-            self.call(None)
+        if self.main and self.world > 1:
+            with suppress(RuntimeError):  # who is not there any more needs no goodbye
+                distributed.broadcast_object_list([None], src=0)
         self.leave()
+
+
+@contextmanager
+def _ended_at_once() -> Iterator[None]:
+    """Ctrl-C ends the process within: Python's own way would wait for the end of what torch waits for."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def has_gone(error: RuntimeError) -> bool:
+    """Whether torch.distributed failed because another process has ended."""
+    return any(word in str(error) for word in ("closed by peer", "reset by peer", "Broken pipe"))
 
 
 def meet(device: str, local: int, nodes: int, precision: Any = "32-true", backend: str | None = None) -> Any:
@@ -108,8 +152,8 @@ def meet(device: str, local: int, nodes: int, precision: Any = "32-true", backen
     from lightning_fabric.strategies.ddp import DDPStrategy
 
     # torch gives up after 10 to 30 minutes; decoding a large folder, while the others wait, may take longer.
-    many = DDPStrategy(process_group_backend=backend, timeout=timedelta(days=1))
-    strategy = many if local * nodes > 1 else "auto"
+    many = local * nodes > 1
+    strategy = DDPStrategy(process_group_backend=backend, timeout=timedelta(days=1)) if many else "auto"
     fabric = Fabric(accelerator=device, devices=local, num_nodes=nodes, strategy=strategy, precision=precision)
     fabric.launch()
     return fabric
