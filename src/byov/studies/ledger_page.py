@@ -118,8 +118,14 @@ def _ours(judged: Judged) -> str:
     if verdict.estimate is None:
         return f"nothing measured ({place})"
     if verdict.low is None or verdict.high is None:
-        return f"{verdict.estimate:+.3g}, ± {1.96 * verdict.image_error:.2g} by the images alone (1 seed, {place})"
-    return f"{verdict.estimate:+.3g} [{verdict.low:+.3g}, {verdict.high:+.3g}] ({verdict.seeds} seeds, {place})"
+        return f"{_signed(verdict.estimate)}, ± {1.96 * verdict.image_error:.2g} by the images alone (1 seed, {place})"
+    low, high = _signed(verdict.low), _signed(verdict.high)
+    return f"{_signed(verdict.estimate)} [{low}, {high}] ({verdict.seeds} seeds, {place})"
+
+
+def _signed(value: float) -> str:
+    """Three digits; what only rounding has left of a sum that is 0 is 0."""
+    return f"{round(value, 9):+.3g}"
 
 
 def _half(verdict: Verdict) -> str:
