@@ -120,9 +120,14 @@ def draw(rows: Rows, scale: str) -> Figure:
             axes.axhline(100 * mean(row["top1"] for row in unpruned), color="0.3", linewidth=1)
             axes.set_ylabel("top-1, probe refitted (%)")
         probed.set_title("units and retraining (line: unpruned)", fontsize=8)
-        for row in chosen(fitted, kind="units", seed=0):
-            place = (row["compressed_bytes"] / 1024, 100 * row["refitted.top1"])
-            size.annotate(f"{row['speed']:.1f}x", place, textcoords="offset points", xytext=(4, 4), fontsize=6)
+        units = chosen(fitted, kind="units")
+        for by, asked in sorted({(row["by"], row["asked"]) for row in units}):
+            here = chosen(units, by=by, asked=asked)
+            x, y, speed = (mean(row[key] for row in here) for key in ("compressed_bytes", "refitted.top1", "speed"))
+            above = 4 if by == "magnitude" else -9  # of the dots, which lie over one another
+            place, apart = (x / 1024, 100 * y), (4, above)
+            size.annotate(f"{speed:.1f}x", place, textcoords="offset points", xytext=apart, fontsize=6)
+        size.margins(x=0.15)
         size.set_title("compressed size (units: speed)", fontsize=8)
         size.set_xlabel(f"KiB after zlib (unpruned: {mean(r['compressed_bytes'] for r in unpruned) / 1024:.0f})")
         for axes in (layer, everywhere, probed):
