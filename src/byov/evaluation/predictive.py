@@ -248,10 +248,11 @@ def _read_partial(path: Path, nothing: dict[str, A], most: int) -> tuple[dict[st
         return nothing, 0
     if done > most:
         return nothing, 0
-    return {name: type(a).from_state(_below(tensors, f"{name}/")) for name, a in nothing.items()}, done
+    return {name: type(a).from_state(without_prefix(tensors, f"{name}/")) for name, a in nothing.items()}, done
 
 
-def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def without_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Those whose names have the prefix, without it."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 

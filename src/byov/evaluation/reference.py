@@ -29,7 +29,6 @@ from byov.evaluation.run import Run
 from byov.files import write_atomically
 from byov.posterior import Posterior
 from byov.randomness import generator
-from byov.training import checkpoints
 from byov.training.division import DRAWS, FILE, SPLIT, Division, divide, read_pixels, set_aside, write_reference
 
 KEPT = 1 << 29  # bytes of bank features kept for a run: 64 draws of 1,000 images at ResNet-50's 2,048 features
@@ -181,9 +180,8 @@ class Bank:
         """What `reference/images.json` says. A run of 0.1 has none: it is made now."""
         run, path = self.run, self.run.folder / FILE
         if not path.is_file():
-            fingerprint = checkpoints.state(run.folder / "checkpoints" / "last.safetensors").get("fingerprint")
-            total = len(source_images(run, fingerprint))
-            write_reference(run.folder, run.config, total, fingerprint, _division(run, total))
+            total = len(source_images(run, run.fingerprint))
+            write_reference(run.folder, run.config, total, run.fingerprint, _division(run, total))
         try:
             told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             if not told["bank"] or not isinstance(told["calibration"], list) or "fingerprint" not in told:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from byov.evaluation.features import features_of
 from byov.evaluation.measures import Scores, below, predictive_scores
-from byov.evaluation.predictive import Advance, Pass, over_draws, work_key
+from byov.evaluation.predictive import Advance, Pass, over_draws, without_prefix, work_key
 from byov.evaluation.probe import Probe
 from byov.evaluation.reference import Bank, at_draw
 from byov.evaluation.score import BLOCK, CANDIDATES, TERMS, OneDraw
@@ -91,11 +91,8 @@ class Drawn:
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> Self:
-        def part(prefix: str) -> dict[str, Tensor]:
-            return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-
-        aligned, unaligned = (Predictive.from_state(part(prefix)) for prefix in ("aligned.", "unaligned."))
-        return cls(aligned, unaligned, part("total."))
+        aligned, unaligned, totals = (without_prefix(state, p) for p in ("aligned.", "unaligned.", "total."))
+        return cls(Predictive.from_state(aligned), Predictive.from_state(unaligned), totals)
 
     def label_free_scores(self) -> Scores:
         """Those that so many draws allow."""
