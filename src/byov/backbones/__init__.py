@@ -8,26 +8,47 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from byov.backbones import resnet, timm, vit
-from byov.backbones.family import Family, unfit
-from byov.config import Model
+from byov.backbones import efficientnet_lite, resnet, timm, vit
+from byov.backbones.family import Family, Staged, unfit
+from byov.config import LITE, Model
 from byov.errors import BadInput
 
-FAMILIES: tuple[Family, ...] = (vit, resnet, timm)
+FAMILIES: tuple[Family, ...] = (vit, resnet, efficientnet_lite, timm)
 
 
 class Encoder(nn.Module):
-    """Normalises pixels with its own data's mean and standard deviation, then the backbone."""
+    """Normalises pixels with its own data's mean and standard deviation, then the backbone.
+
+    Args:
+        backbone: Normalised images to features.
+        features: How many of them.
+        image_shape: The shape it was built for.
+        frozen_until: Stages up to this one are frozen: the trunk, whose activations never change.
+        frozen_statistics: BatchNorm keeps its statistics in training mode too.
+    """
 
     pixel_mean: Tensor
     pixel_std: Tensor
 
-    def __init__(self, backbone: nn.Module, features: int, image_shape: tuple[int, int, int]) -> None:
+    def __init__(
+        self,
+        backbone: nn.Module,
+        features: int,
+        image_shape: tuple[int, int, int],
+        frozen_until: str | None = None,
+        frozen_statistics: bool = False,
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.features = features
-        self.image_shape = image_shape  # what it was built for
+        self.image_shape = image_shape
+        self.frozen_until = frozen_until
+        self.frozen_statistics = frozen_statistics
+        if frozen_until is not None:
+            for parameter in _frozen_parameters(backbone, frozen_until):
+                parameter.requires_grad_(False)
         channels = image_shape[0]
         self.register_buffer("pixel_mean", torch.full((channels, 1, 1), 0.5))
         self.register_buffer("pixel_std", torch.full((channels, 1, 1), 0.25))
@@ -36,8 +57,36 @@ class Encoder(nn.Module):
         self.pixel_mean.copy_(mean.view(-1, 1, 1))
         self.pixel_std.copy_(std.view(-1, 1, 1))
 
+    def train(self, mode: bool = True) -> Encoder:
+        super().train(mode)
+        if self.frozen_statistics:
+            for module in self.backbone.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self
+
     def forward(self, images: Tensor) -> Tensor:
         """Features of images: float in [0, 1] or uint8."""
+        return self.backbone(self._normalised(images))  # type: ignore[no-any-return]
+
+    # A frozen trunk makes the same of an image at every draw: it is passed once, and the rest once a draw.
+
+    @property
+    def has_trunk(self) -> bool:
+        """Whether `trunk` and `after_trunk` can be called: some stages are frozen, and the backbone can be cut there."""
+        return self.frozen_until is not None and isinstance(self.backbone, Staged)
+
+    def trunk(self, images: Tensor) -> Tensor:
+        """The activations of images, float in [0, 1] or uint8, after the frozen stages."""
+        assert isinstance(self.backbone, Staged) and self.frozen_until is not None
+        return self.backbone.until(self.frozen_until, self._normalised(images))
+
+    def after_trunk(self, activations: Tensor) -> Tensor:
+        """The features, from what `trunk` gave."""
+        assert isinstance(self.backbone, Staged) and self.frozen_until is not None
+        return self.backbone.after(self.frozen_until, activations.to(self.pixel_mean.dtype))
+
+    def _normalised(self, images: Tensor) -> Tensor:
         if images.shape[1] != len(self.pixel_mean):
             raise BadInput(
                 f"the images have {images.shape[1]} channels, but this encoder was made for {len(self.pixel_mean)}: "
@@ -48,7 +97,21 @@ class Encoder(nn.Module):
         elif not images.is_floating_point():
             raise BadInput(f"images are uint8, or floats from 0 to 1, not {images.dtype}: convert them first.")
         images = images.to(self.pixel_mean.dtype)
-        return self.backbone((images - self.pixel_mean) / self.pixel_std)  # type: ignore[no-any-return]
+        return (images - self.pixel_mean) / self.pixel_std
+
+
+def _frozen_parameters(backbone: nn.Module, until: str) -> list[nn.Parameter]:
+    """The parameters up to the end of a stage; they are registered in the order of the forward pass."""
+    stages = {stage.name: stage.last for stage in backbone.stages()} if isinstance(backbone, Staged) else {}
+    last = stages.get(until, until if not stages else "")
+    named = list(backbone.named_parameters())
+    inside = [i for i, (name, _) in enumerate(named) if last and name.startswith(f"{last}.")]
+    if not inside:
+        known = stages or dict.fromkeys(name for name, _ in backbone.named_children())
+        raise BadInput(f"there is no stage {until!r} to freeze until: use one of {', '.join(known)}.")
+    if inside[-1] == len(named) - 1:
+        raise BadInput(f"freezing until {until!r} leaves no weight of the encoder to train: name an earlier stage.")
+    return [parameter for _, parameter in named[: inside[-1] + 1]]
 
 
 def family_of(backbone: str) -> Family:
@@ -60,11 +123,18 @@ def family_of(backbone: str) -> Family:
     raise BadInput(f"there is no backbone {backbone!r}; use one of: {known}.")
 
 
+def backbone_of_weights(init: str | None) -> str | None:
+    """The backbone that the weights of --init come with; None where the user says which."""
+    if init in LITE:
+        return efficientnet_lite.PREFIX + init
+    return init if init is not None and timm.knows(init) else None
+
+
 def with_backbone(config: Model, backbone: str) -> Model:
     """A config with another backbone: the size of the one before is dropped, and what does not apply to this one."""
     if backbone == config.backbone:
         return config
-    moved = replace(config, backbone=backbone, width=None, depth=None, heads=None)
+    moved = replace(config, backbone=backbone, width=None, depth=None, heads=None, frozen_until=None)
     dropped: dict[str, Any] = dict.fromkeys(unfit(moved, family_of(backbone).USES))
     return replace(moved, **dropped)
 
@@ -79,4 +149,5 @@ def build_encoder(config: Model, image_shape: Sequence[int]) -> Encoder:
     channels, height, width = image_shape
     shape = channels, height, width
     backbone, features = family_of(config.backbone).build(complete_model(config, min(height, width)), shape)
-    return Encoder(backbone, features, shape)
+    encoder = Encoder(backbone, features, shape, config.frozen_until, bool(config.frozen_statistics))
+    return encoder.train()

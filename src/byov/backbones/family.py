@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from byov.config import Model
 from byov.errors import BadInput
@@ -17,6 +17,43 @@ KEYS = ("width", "depth", "heads", "patch", "stem", "norm", "positions", "pool")
 
 Uses = Mapping[str, tuple[Stem, ...]]
 """The settings that a family has a use for, with the choices where these are fewer than the config's."""
+
+
+class Stage(NamedTuple):
+    """A part of a backbone's forward pass."""
+
+    name: str
+    last: str
+    """Name of the module that ends it: parameters are registered in the order of the forward pass."""
+    run: Callable[[Tensor], Tensor]
+
+
+class Staged(nn.Module):
+    """A backbone whose forward pass is a chain of stages, so that it can be cut between two of them."""
+
+    def stages(self) -> Sequence[Stage]:
+        raise NotImplementedError
+
+    def forward(self, images: Tensor) -> Tensor:
+        for stage in self.stages():
+            images = stage.run(images)
+        return images
+
+    def until(self, name: str, images: Tensor) -> Tensor:
+        """The activations after a stage."""
+        for stage in self.stages():
+            images = stage.run(images)
+            if stage.name == name:
+                break
+        return images
+
+    def after(self, name: str, activations: Tensor) -> Tensor:
+        """The features, from the activations after a stage."""
+        stages = self.stages()
+        first = 1 + next(i for i, stage in enumerate(stages) if stage.name == name)
+        for stage in stages[first:]:
+            activations = stage.run(activations)
+        return activations
 
 
 class Family(Protocol):

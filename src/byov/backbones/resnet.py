@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from byov.backbones.family import Uses, only, stem_of
+from byov.backbones.family import Stage, Staged, Uses, only, stem_of
 from byov.config import Model
 from byov.errors import BadInput
 
@@ -135,7 +135,7 @@ def _stage(block: type[Block], count: int, inputs: int, outputs: int, stride: in
     return nn.Sequential(first, *(block(outputs, outputs // block.expansion, 1, parts) for _ in range(count - 1)))
 
 
-class ResNet(nn.Module):
+class ResNet(Staged):
     """Images (B, C, H, W) to features (B, 8 * width * expansion), averaged over places.
 
     `width` is the number of channels of the first stage, 64 in the paper.
@@ -164,10 +164,15 @@ class ResNet(nn.Module):
         self.features = d
         initialise(self)
 
-    def forward(self, images: Tensor) -> Tensor:
-        x = self.maxpool(self.relu(self.bn1(self.conv1(images))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return x.mean(dim=(2, 3))  # type: ignore[no-any-return]
+    def stages(self) -> Sequence[Stage]:
+        def stem(images: Tensor) -> Tensor:
+            return self.maxpool(self.relu(self.bn1(self.conv1(images))))  # type: ignore[no-any-return]
+
+        def last(x: Tensor) -> Tensor:
+            return self.layer4(x).mean(dim=(2, 3))  # type: ignore[no-any-return]
+
+        layers = [Stage(f"layer{i}", f"layer{i}", getattr(self, f"layer{i}")) for i in (1, 2, 3)]
+        return [Stage("stem", "bn1", stem), *layers, Stage("layer4", "layer4", last)]
 
 
 def initialise(network: ResNet) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from byov.backbones.family import Uses, only, stem_of
+from byov.backbones.family import Stage, Staged, Uses, only, stem_of
 from byov.config import Model
 from byov.errors import BadInput
 
@@ -98,7 +99,7 @@ class ConvStem(nn.Sequential):
         super().__init__(*layers, nn.Conv2d(channels, width, rest, stride=rest))
 
 
-class ViT(nn.Module):
+class ViT(Staged):
     """Images (B, C, H, W) to features (B, width). `features` is the width of what comes out."""
 
     def __init__(
@@ -138,13 +139,19 @@ class ViT(nn.Module):
             if isinstance(bare, nn.Parameter):
                 nn.init.trunc_normal_(bare, std=0.02)
 
-    def forward(self, images: Tensor) -> Tensor:
-        x = self.stem(images).flatten(2).transpose(1, 2) + self.positions
-        if self.class_token is not None:
-            x = torch.cat([self.class_token.expand(len(x), 1, -1), x], dim=1)
-        x = self.norm(self.blocks(x))
-        features: Tensor = x[:, 0] if self.pool == "cls" else x.mean(dim=1)
-        return features
+    def stages(self) -> Sequence[Stage]:
+        def tokens(images: Tensor) -> Tensor:
+            x: Tensor = self.stem(images).flatten(2).transpose(1, 2) + self.positions
+            if self.class_token is not None:
+                x = torch.cat([self.class_token.expand(len(x), 1, -1), x], dim=1)
+            return x
+
+        def pooled(x: Tensor) -> Tensor:
+            x = self.norm(x)
+            return x[:, 0] if self.pool == "cls" else x.mean(dim=1)
+
+        blocks = [Stage(f"blocks.{i}", f"blocks.{i}", block) for i, block in enumerate(self.blocks)]
+        return [Stage("stem", "stem", tokens), *blocks, Stage("norm", "norm", pooled)]
 
 
 def _initialise_tokens(layer: nn.Module) -> None:

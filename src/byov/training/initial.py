@@ -1,8 +1,8 @@
-"""Starting from weights (`--init`): of a run, of a state dict in a file, or those that timm has.
+"""Starting from weights (`--init`): of a run, of a state dict in a file, of EfficientNet-Lite, or those that timm has.
 
 Names decide. A run's are our own. A foreign state dict may be wrapped (`state_dict`, `module.`, `backbone.`, ...) and
 bring a classifier, which is left. Pixels are normalised by the new data's own statistics unless the weights bring
-theirs: a run does, and timm does; a plain state dict does not.
+theirs: a run, EfficientNet-Lite and timm do; a plain state dict does not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from byov.backbones import Encoder, timm
+from byov.backbones import Encoder, efficientnet_lite, timm
+from byov.config import LITE
 from byov.errors import BadInput
 from byov.training import checkpoints
 
@@ -26,13 +27,18 @@ CONTAINERS = ("state_dict", "model", "model_state_dict")  # keys below which oth
 WRAPPERS = ("module", "_orig_mod", "model", "encoder", "backbone")  # first words that others put before a name
 HEADS = ("fc", "head", "head_dist", "heads", "classifier")  # names of classifiers
 FOREIGN_VIT = ("patch_embed.proj.weight", "conv_proj.weight")  # timm's and torchvision's
-GIVE = "give a run folder, a .safetensors, .pt or .pth file, or timm:NAME to --init"
+GIVE = f"give {', '.join(LITE)}, timm:NAME, a run folder, or a .safetensors, .pt or .pth file to --init"
 
 
 def initialiser(source: str | None) -> Callable[[nn.Module], None]:
     """A function that puts the given weights into a network; nothing where none are given."""
     if source is None:
         return lambda network: None
+    if source in LITE:
+        published = efficientnet_lite.pretrained(source)
+        return lambda network: _put(
+            network, efficientnet_lite.for_channels(published, _encoder(network).image_shape[0]), source
+        )
     if source.startswith(timm.PREFIX):  # which of them depends on the images
         return lambda network: _put(network, timm.pretrained(source, _encoder(network).image_shape), source)
     weights = _read(Path(source))

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from byov.backbones import complete_model
+from byov.backbones import backbone_of_weights, complete_model
 from byov.config import BAYESIAN, SUPERVISED, Config, Optim, View
 from byov.errors import BadInput
 from byov.schedules import log_variance_rate
@@ -67,7 +67,14 @@ def resolve(
         calibration=calibration,
         device=device,
         threads=config.threads if config.threads is not None else max(1, cores() // local),
-        model=complete_model(config.model, side),
+        init=None if config.init == "none" else config.init,
+        model=replace(
+            complete_model(config.model, side),
+            frozen_statistics=_first(
+                config.model.frozen_statistics,
+                backbone_of_weights(config.init) is not None or config.model.frozen_until is not None,
+            ),
+        ),
         posterior=replace(
             config.posterior,
             where=config.posterior.where or ("all" if config.method in BAYESIAN else "none"),

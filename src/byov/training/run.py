@@ -59,7 +59,7 @@ def prepare(
             _check_free(out)
         source = open_source(config.data, config.image_size)
         torch.set_num_threads(config.threads if config.threads and config.threads > 0 else cores())
-        put_weights = initialiser(None if goes_on else config.init)
+        put_weights = initialiser(None if goes_on or config.init == "none" else config.init)
         if not goes_on and processes.main:
             _check_outline(config, source, processes, local, progress)
     data = _first_then_others(lambda: source.load("train", progress, say), processes)
