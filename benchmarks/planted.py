@@ -45,6 +45,7 @@ from byov.metrics.ranking import auroc
 from odd_images import RENDERERS, Array, darkened, enlarged, varied
 
 NORMAL, ALIKE = "normal", ":alike"
+SMALLEST = 80  # pixels of a photograph's shorter side, where there are so many
 GREY = {"digits": "digits", "clothes": "fashion_mnist"}  # sources of small grey images
 KINDS = (*RENDERERS, *GREY, "dark")
 
@@ -172,7 +173,9 @@ def _mixed(path: Path, rng: Generator) -> Image.Image:
         share = rng.uniform(0.7, 0.95)
         image = image.crop((0, 0, *((share * width, height) if width > height else (width, share * height))))
     if smaller:
-        image = image.resize([max(1, int(side)) for side in rng.uniform(0.4, 0.9) * np.array(image.size)])
+        # Not below the side of a small network: enlarged again, a photograph would stand out by its blur alone.
+        share = min(1, max(rng.uniform(0.4, 0.9), SMALLEST / min(image.size)))
+        image = image.resize([max(1, int(share * side)) for side in image.size])
     return image
 
 
