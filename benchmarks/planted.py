@@ -229,6 +229,8 @@ def parse_odd(text: str) -> Odd:
         raise BadInput(f"{text!r} is not a group of odd images: write KIND:COUNT or KIND:COUNT:alike, as in noise:20.")
     if not path and kind not in KINDS:
         raise BadInput(f"there is no kind {kind!r}: give one of {', '.join(KINDS)}, or NAME=PATH for a folder.")
+    if kind in ("", NORMAL):
+        raise BadInput(f"{text!r} needs a name before the = that is not {NORMAL!r}, as in pets=PATH:20.")
     return Odd(kind, Path(path) if path else None, int(count), alike)
 
 

@@ -142,6 +142,7 @@ def test_an_existing_folder_is_not_overwritten(
         ("noise", 5, "is not a group of odd images"),
         ("noise:0", 5, "is not a group of odd images"),
         ("cats:3", 5, "there is no kind 'cats'"),
+        ("normal=photos:3", 5, "needs a name before the ="),
         ("pets=nowhere:3", 5, "nowhere is not a folder"),
         ("noise:1", 41, "have 40 images"),
         ("dark:11", 30, "there are only 10"),
