@@ -337,7 +337,7 @@ class Found:
     folders: int = 1
 
 
-def measure(scores: torch.Tensor, kinds: Sequence[str]) -> dict[str, Found]:
+def evaluate(scores: torch.Tensor, kinds: Sequence[str]) -> dict[str, Found]:
     """Measure one folder: each kind, all groups of alike images, all single ones, and all odd images."""
     normal = np.array([kind == NORMAL for kind in kinds])
     alike = np.array([kind.endswith(ALIKE) for kind in kinds])
@@ -456,7 +456,7 @@ def _table(options: argparse.Namespace) -> None:
     for scores, truth in zip(options.scores, options.truth, strict=True):
         name = truth.resolve().parent.name
         name = name if name not in folders else f"{name} ({len(folders) + 1})"
-        folders[name] = measure(*read_folder(scores, truth, options.column))
+        folders[name] = evaluate(*read_folder(scores, truth, options.column))
     together = pooled(folders.values())
     print(render(options.column, folders, together))
     if options.out:
