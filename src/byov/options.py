@@ -67,7 +67,7 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Score:
-    """Rank images without labels by how little a run is sure of them; writes a table, and a page to look at.
+    """Find the odd images, without labels; writes a table (oddness, uncertainty, embedding) and a page to look at.
 
     Stopped, it goes on where it was: give the same command again.
     """
@@ -78,12 +78,13 @@ class Score:
     """A folder, with all images below it, or a source (`byov data list`)."""
     out: Annotated[Path, arg(metavar="FILE")]
     """The table to write: .parquet, or .csv (without embeddings). Must not exist yet."""
-    draws: int = 20
-    """Draws of the weights. A run without random weights has none: its score is the distance to its neighbours."""
+    draws: int = 8
+    """Draws of the weights, for the uncertainty. A run without random weights has none: its uncertainty is the distance
+    to its ten nearest reference images."""
     embedding: bool = True
     """Put the embeddings into the Parquet file."""
     page: bool = True
-    """Also write FILE.html: least sure and surest images, near-duplicates."""
+    """Also write FILE.html: oddest and most usual images, near-duplicates."""
     threads: int | None = None
     """CPU threads. Unset: one a core."""
     device: str = "auto"

@@ -29,13 +29,19 @@ def percentile_note(calibration: int) -> str:
     return f"(percentile: among the {count} set aside when the run was trained{rough})"
 
 
-def oddest(names: Sequence[str], uncertainty: Any, percentile: Any, count: int = 5) -> str:
-    """A small table: the images that the run is least sure of."""
+def oddest(
+    names: Sequence[str], oddness: Any, oddness_percentile: Any, uncertainty_percentile: Any, count: int = 5
+) -> str:
+    """A small table: the oddest images, and whether the run is certain of them."""
+
+    def text(percentiles: Any, i: int) -> str:
+        return "" if percentiles is None else f"{percentiles[i]:.1f}"
+
     rows = [
-        (names[i], f"{uncertainty[i]:.4g}", "" if percentile is None else f"{percentile[i]:.1f}")
-        for i in (-uncertainty).argsort(kind="stable")[:count]
+        (names[i], f"{oddness[i]:.4g}", text(oddness_percentile, i), text(uncertainty_percentile, i))
+        for i in (-oddness).argsort(kind="stable")[:count]
     ]
-    return grid([("least sure", "uncertainty", "percentile"), *rows], "lrr")
+    return grid([("oddest", "oddness", "percentile", "uncertainty percentile"), *rows], "lrrr")
 
 
 def pruned(results: dict[str, Any]) -> str:

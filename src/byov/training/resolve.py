@@ -23,11 +23,17 @@ MOST_EPOCHS = 500  # that are chosen for it: a hundred images are learned by hea
 WEIGHT_DECAY = {"adamw": 0.05, "lars": 1e-6}  # where nothing is random
 
 
-def choose_recipe(side: int | None) -> str:
-    """The recipe for images of this side (None: a folder's, which have many), where the user names none."""
+def choose_recipe(side: int | None, init: str | None) -> str:
+    """The recipe for images of this side (None: a folder's, which have many) and start, where the user names none."""
     if side is None:
-        return "folder-64"
+        return "folder-64" if backbone_of_weights(init) is None else "adapt-photos"
     return "digits" if side <= 16 else "small-images"
+
+
+def automatic_method(init: str | None) -> str:
+    """The method that `auto` stands for: what found odd and misclassified images best on the data it was chosen on
+    (docs/score.md), which from pretrained weights is no training at all."""
+    return "byov" if backbone_of_weights(init) is None else "posthoc"
 
 
 def resolve(
@@ -182,6 +188,7 @@ def _check(config: Config, world: int) -> None:
         (config.objective.negatives_weight >= 0, "objective.negatives_weight must not be negative"),
         (config.objective.negatives_temperature > 0, "objective.negatives_temperature must be positive"),
         (posterior.prior_std > 0, "posterior.prior_std must be positive"),
+        (0 < posterior.overlap < 1, "posterior.overlap must be between 0 and 1"),
         (min(model.projector_layers, model.predictor_layers) >= 1, "a head needs at least 1 layer"),
         (config.monitor.log_every >= 1, "monitor.log_every must be at least 1"),
         (config.threads is not None and config.threads >= 1, "threads must be at least 1"),
