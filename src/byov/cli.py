@@ -390,10 +390,10 @@ def _score(arguments: list[str]) -> int:
 
 def _encoder_sentence(bank: Any, progress: Callable[[str, int, int], None]) -> str:
     """Whether the encoder is worth trusting; scores that are asked for are given all the same."""
-    from byov.evaluation.encoder_check import check_encoder
+    from byov.evaluation.encoder_check import check_encoder, is_pretrained
 
     try:
-        return check_encoder(bank, progress).sentence(pretrained=bank.run.config.init is not None)
+        return check_encoder(bank, progress).sentence(is_pretrained(bank.run))
     except BadInput as error:
         return f"warning: the encoder was not checked: {error}"
 

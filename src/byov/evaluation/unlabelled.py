@@ -10,7 +10,15 @@ from byov.data.decoded import Say, say_on_stderr
 from byov.data.fetch import Progress
 from byov.data.sources import KINDS, open_source
 from byov.errors import BadInput
-from byov.evaluation.encoder_check import LEAST, PIXELS, REFERENCES, EncoderCheck, check_encoder, check_on_images
+from byov.evaluation.encoder_check import (
+    LEAST,
+    PIXELS,
+    REFERENCES,
+    EncoderCheck,
+    check_encoder,
+    check_on_images,
+    is_pretrained,
+)
 from byov.evaluation.evaluate import keep_previous, results_path
 from byov.evaluation.features import features_of
 from byov.evaluation.measures import Measures, strict
@@ -76,7 +84,7 @@ def evaluate_unlabelled(
         check = check_encoder(Bank(run), progress)  # on images that were kept out of training
     else:
         check = check_on_images(run, encoder, images, not own or source.default == "test", progress)
-    say(check.sentence(pretrained=run.config.init is not None))
+    say(check.sentence(is_pretrained(run)))
     measures: Measures = {"labels": False} | _check_measures(check)
     some = images[spread(len(images), IMAGES)]
     features = _features(run, encoder, some, progress)
