@@ -3,7 +3,7 @@
 Each view (crop, flip and colour jitter of the run's own views) asks for its own original among the reference images, by
 cosine on features that are centred on the reference images. Recall@1 is the share of views whose original is nearest.
 The encoder has to beat the same encoder untrained and raw pixels: a necessary condition, not a sufficient one. Recall@1
-is stricter than recall@10 or the mean rank, by which weak encoders pass. docs/score.md has the numbers.
+is stricter than the mean rank, by which a weak encoder passed. docs/score.md has the numbers.
 """
 
 from __future__ import annotations
