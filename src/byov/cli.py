@@ -19,7 +19,7 @@ import tyro
 
 from byov import tables
 from byov.arguments import parse
-from byov.config import SUPERVISED, Config, read_config, read_recipe
+from byov.config import SUPERVISED, Config, absolute_source, read_config, read_recipe
 from byov.errors import BadInput, SaidElsewhere, TrainingFailed
 from byov.files import disk_space_checked
 from byov.options import Data, Evaluate, Export, Ledger, Prune, Report, Score, Study, Train
@@ -264,6 +264,7 @@ def _evaluate(arguments: list[str]) -> int:
     from byov.evaluation.evaluate import evaluate, results_path
     from byov.evaluation.helpers import gathered, help_draws
     from byov.evaluation.run import load
+    from byov.evaluation.unlabelled import evaluate_unlabelled, has_labels
     from byov.progress import StageProgress
     from byov.training.loop import Interrupted
     from byov.training.processes import started
@@ -285,27 +286,43 @@ def _evaluate(arguments: list[str]) -> int:
                     help_draws(processes, device)
                     return DONE
                 run = load(options.run, device, processes)
-                supervised = _supervised(run, options)
-                path = results_path(run, options.data or run.config.data, options.teacher)
-                results = evaluate(
-                    run,
-                    options.data,
-                    draws=options.draws,
-                    shifts=options.shifts,
-                    ood=options.ood,
-                    semi=options.semi,
-                    finetune=options.finetune,
-                    teacher=options.teacher,
-                    baseline=options.baseline,
-                    supervised=supervised,
-                    progress=progress,
-                    say=progress.say,
-                )
+                data = absolute_source(options.data or run.config.data)
+                path = results_path(run, data, options.teacher)
+                labelled = has_labels(run, data, progress)
+                supervised = _supervised(run, options) if labelled else []
+                if labelled:
+                    results = evaluate(
+                        run,
+                        data,
+                        draws=options.draws,
+                        shifts=options.shifts,
+                        ood=options.ood,
+                        semi=options.semi,
+                        finetune=options.finetune,
+                        teacher=options.teacher,
+                        baseline=options.baseline,
+                        supervised=supervised,
+                        progress=progress,
+                        say=progress.say,
+                    )
+                else:
+                    results = evaluate_unlabelled(
+                        run,
+                        data,
+                        teacher=options.teacher,
+                        needs_labels=_needs_labels(options),
+                        progress=progress,
+                        say=progress.say,
+                    )
             _tell_previous(path, results, progress.say)
         except (KeyboardInterrupt, Interrupted):
             progress.say("interrupted: finished sections are kept; the same command goes on.")
             return INTERRUPTED
-    print(tables.measures(str(options.run), results))
+    if not labelled:
+        print(tables.unlabelled(str(options.run), results))
+        print(f"{data} has no labels; accuracy and calibration need a source with labels (--data).")
+    else:
+        print(tables.measures(str(options.run), results))
     for table in (tables.shifted(results), tables.told_apart(results)):
         if table:
             print(f"\n{table}")
@@ -313,6 +330,12 @@ def _evaluate(arguments: list[str]) -> int:
         print(f"\n{_agreement(run, options)}")
     print(f"written: {path}")
     return DONE
+
+
+def _needs_labels(options: Evaluate) -> tuple[str, ...]:
+    """The flags that were given and mean nothing without labels."""
+    flags = ("draws", "baseline", "shifts", "ood", "semi", "align", "finetune")
+    return tuple(f"--{flag}" for flag in flags if getattr(options, flag))
 
 
 def _tell_previous(path: Path, results: dict[str, Any], say: Callable[[str], None]) -> None:
@@ -366,6 +389,7 @@ def _score(arguments: list[str]) -> int:
     from rich.console import Console
 
     from byov.data.stream import open_stream
+    from byov.evaluation.encoder_check import unfinished
     from byov.evaluation.run import load
     from byov.evaluation.score import Scorer
     from byov.evaluation.scoring import Scored, check_images, check_place, identity, page_path, score_images
@@ -383,9 +407,14 @@ def _score(arguments: list[str]) -> int:
         check_images(run, stream, say)
         scorer = Scorer(run, draws=options.draws, say=say)
         settings = identity(scorer, stream)
+        checked = [("training", unfinished(run)), ("encoder check", _encoder_sentence(scorer.bank, progress))]
+        findings = [(name, sentence) for name, sentence in checked if sentence is not None]
+        for _, sentence in findings:
+            say(sentence)
 
         def page(scored: Scored) -> None:
             facts = [(name.replace("_", " "), str(value)) for name, value in settings.items()]
+            facts += [(name, sentence.removeprefix(f"{name}: ")) for name, sentence in findings]
             write_gallery(scored, stream, page_path(options.out), facts, progress, run.config.calibration)
 
         try:
@@ -407,6 +436,16 @@ def _score(arguments: list[str]) -> int:
         print(tables.percentile_note(run.config.calibration))
     print(f"written: {options.out}" + (f", {page_path(options.out)}" if options.page else ""))
     return DONE
+
+
+def _encoder_sentence(bank: Any, progress: Callable[[str, int, int], None]) -> str:
+    """Whether the encoder is worth trusting; scores that are asked for are given all the same."""
+    from byov.evaluation.encoder_check import check_encoder, is_pretrained
+
+    try:
+        return check_encoder(bank, progress).sentence(is_pretrained(bank.run))
+    except BadInput as error:
+        return f"warning: the encoder was not checked: {error}"
 
 
 def _check_folder(images: str) -> None:

@@ -31,16 +31,17 @@ class Train:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure a run on images with labels; writes RUN/results/evaluation.json.
+    """Measure a run on images, best with labels; writes RUN/results/evaluation.json.
 
-    A linear probe and neighbours, calibration, and what each uncertainty is worth; beside an untrained encoder and raw
-    pixels. Stopped, it goes on where it was: give the same command again.
+    A linear probe and neighbours, calibration, and what each uncertainty is worth; compared with an untrained encoder
+    and raw pixels. Without labels: whether it finds an image from an augmented view of it. Stopped, it resumes: give
+    the same command again.
     """
 
     run: Annotated[Path, Positional, arg(metavar="RUN")]
     """The run folder."""
     data: Annotated[str | None, arg(metavar="SOURCE")] = None
-    """Source with labels. Unset: the one the run was trained on."""
+    """Source, best with labels. Unset: the one the run was trained on."""
     draws: Annotated[int, arg(metavar="K")] = 0
     """Draws of the weights: the posterior predictive, and the scores that need it. A run without random weights has
     none."""

@@ -93,6 +93,19 @@ def measures(name: str, results: dict[str, Any]) -> str:
     return grid([("", *keys), *rows], "l" + "r" * len(keys))
 
 
+def unlabelled(name: str, results: dict[str, Any]) -> str:
+    """A small table: what was measured without labels, of the run and of what it has to beat."""
+    rows = [
+        (row, f"{results[f'retrieval.{key}']:.3f}", *more)
+        for row, key, more in (
+            (name, "encoder", (f"{results['effective_rank']:.1f}", f"{results['feature_std']:.3f}")),
+            ("untrained encoder", "untrained", ("", "")),
+            ("raw pixels", "pixels", ("", "")),
+        )
+    ]
+    return grid([("", "own image found", "effective rank", "feature std"), *rows], "lrrr")
+
+
 def shifted(results: dict[str, Any]) -> str:
     """A small table: what is left under shifts, averaged over them; empty without --shifts."""
     keys = [tuple(key.split(".")) for key in results if key.startswith("shifts.") and key.endswith(".top1")]
