@@ -26,8 +26,8 @@ from byov.options import Data, Evaluate, Export, Ledger, Prune, Report, Score, S
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 NOT_INSTALLED = (
-    "warning: the pretrained weights are not installed, so the encoder starts from random weights, which finds odd images "
-    "far less well: pip install 'byov-torch[pretrained]'."
+    "warning: the pretrained weights are not installed, so the encoder starts from random weights and will find odd "
+    "images far less well: pip install 'byov-torch[pretrained]'."
 )
 
 

@@ -93,7 +93,7 @@ class DepthwiseSeparable(nn.Module):
         self.skips = stride == 1 and inputs == outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu6(self.bn1(self.conv_dw(x)), inplace=True)
+        y: Tensor = F.relu6(self.bn1(self.conv_dw(x)), inplace=True)
         y = self.bn2(self.conv_pw(y))
         return x + y if self.skips else y
 
@@ -113,7 +113,7 @@ class InvertedResidual(nn.Module):
         self.skips = stride == 1 and inputs == outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu6(self.bn1(self.conv_pw(x)), inplace=True)
+        y: Tensor = F.relu6(self.bn1(self.conv_pw(x)), inplace=True)
         y = F.relu6(self.bn2(self.conv_dw(y)), inplace=True)
         y = self.bn3(self.conv_pwl(y))
         return x + y if self.skips else y

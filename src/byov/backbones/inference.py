@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -40,13 +41,14 @@ def _pairs(network: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Conv2d, nn.B
     for backbone in (module for module in network.modules() if isinstance(module, Staged)):
         for parent in backbone.modules():
             children = list(parent.named_children())
-            for (_, first), (name, second) in zip(children, children[1:], strict=False):
+            for (_, first), (name, second) in pairwise(children):
                 if isinstance(first, nn.Conv2d) and isinstance(second, nn.BatchNorm2d):
                     yield parent, name, first, second
 
 
 def _fold(parent: nn.Module, name: str, convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> None:
     """Puts the norm into the convolution. Weights may be plain tensors, the slices of a draw."""
+    assert norm.running_mean is not None and norm.running_var is not None
     weight, bias = fuse_conv_bn_weights(
         convolution.weight, convolution.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
     )

@@ -186,4 +186,4 @@ def build_learner(
     initialise(network)
     network.to(device, dtype)  # before the wrapping: the priors alias the flat tensors
     kind = {Classifier: Supervised, Bare: PostHoc, Student: SelfSupervised}[type(network)]
-    return kind(config, network, image_shape[-1])  # type: ignore[arg-type, no-any-return, operator]
+    return kind(config, network, image_shape[-1])  # type: ignore[no-any-return]

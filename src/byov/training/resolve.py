@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from byov.backbones import backbone_of_weights, complete_model
-from byov.config import BAYESIAN, SUPERVISED, Config, Optim, View
+from byov.config import BAYESIAN, SUPERVISED, Config, Method, Optim, View
 from byov.errors import BadInput
 from byov.schedules import log_variance_rate
 from byov.training.division import set_aside
@@ -30,7 +30,7 @@ def choose_recipe(side: int | None, init: str | None) -> str:
     return "digits" if side <= 16 else "small-images"
 
 
-def automatic_method(init: str | None) -> str:
+def automatic_method(init: str | None) -> Method:
     """The method that `auto` stands for: what found odd and misclassified images best on the data it was chosen on
     (docs/score.md), which from pretrained weights is no training at all."""
     return "byov" if backbone_of_weights(init) is None else "posthoc"
