@@ -31,8 +31,8 @@ class Model:
     """The encoder and its heads."""
 
     backbone: str = "vit-micro"
-    """vit-micro, vit-mini, vit-tiny, vit-small, vit-base; resnet-18, -34, -50, -101; efficientnet-lite0, -lite1, -lite2;
-    or timm:NAME, any model of timm. The next eight shape it; what does not apply to a backbone stays unset."""
+    """vit-micro, vit-mini, vit-tiny, vit-small, vit-base; resnet-18, -34, -50, -101; efficientnet-lite0, -lite1,
+    -lite2; or timm:NAME, any model of timm. The next eight shape it; what does not apply to a backbone stays unset."""
     width: int | None = None
     """ViT: features of the encoder. Unset: the size's own. ResNet: channels of the first stage. Unset: 64."""
     depth: int | None = None

@@ -5,10 +5,11 @@
 `uncertainty`: how unreliable its representation is. The part of its nearest reference images (2% of them) on which two
 weight draws disagree. Higher is odder, and less certain.
 
-These two are the winners among the candidates (docs/score.md); the others are kept for comparison. A candidate is a function of a few terms, each a function of one draw and averaged over draws; so all of them are
-streaming, and one pass over the draws serves as many as one likes. Within a draw, features are aligned (standardised on
-the bank, then given back the bank's moments at the means). An image that is in the bank itself is compared with the
-others there: it would otherwise be more certain than its like, for no reason but that it was chosen.
+These two are the winners among the candidates (docs/score.md); the others are kept for comparison. A candidate is a
+function of a few terms, each a function of one draw and averaged over draws; so all of them are streaming, and one pass
+over the draws serves as many as one likes. Within a draw, features are aligned (standardised on the bank, then given
+back the bank's moments at the means). An image that is in the bank itself is compared with the others there: it would
+otherwise be more certain than its like, for no reason but that it was chosen.
 
     scorer = Scorer(byov.load("runs/mine"))
     for chunk in chunks:
