@@ -15,7 +15,7 @@ from byov.evaluation.evaluate import fingerprint
 from byov.evaluation.kept import Section, write_section
 
 SHIFTS = ("salt_pepper", "blur")
-SCORES = ("max_softmax", "label_free_knn", "label_free_neighbours")
+SCORES = ("max_softmax", "label_free_knn_cosine", "label_free_consistency")
 
 
 def shift_results(ece: float, top1: float) -> dict[str, float]:
