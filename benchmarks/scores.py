@@ -214,7 +214,7 @@ def main() -> None:
     measured.add_argument("--out", type=Path, required=True)
     compared = commands.add_parser("compare")
     compared.add_argument("files", nargs=2, type=Path)
-    compared.add_argument("--scores", nargs="*", default=["consistency"])
+    compared.add_argument("--scores", nargs="*", default=["combined", "consistency"])
     options = parser.parse_args()
     try:
         if options.command == "pets":
