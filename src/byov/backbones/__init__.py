@@ -73,7 +73,7 @@ class Encoder(nn.Module):
 
     @property
     def has_trunk(self) -> bool:
-        """Whether `trunk` and `after_trunk` can be called: some stages are frozen, and the backbone can be cut there."""
+        """Whether `trunk` and `after_trunk` can be called: stages are frozen, and the backbone can be cut there."""
         return self.frozen_until is not None and isinstance(self.backbone, Staged)
 
     def trunk(self, images: Tensor) -> Tensor:

@@ -95,7 +95,8 @@ class DepthwiseSeparable(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu6(self.bn1(self.conv_dw(x)), inplace=True)
         y = self.bn2(self.conv_pw(y))
-        return x + y if self.skips else y
+        out: Tensor = x + y if self.skips else y
+        return out
 
 
 class InvertedResidual(nn.Module):
@@ -116,7 +117,8 @@ class InvertedResidual(nn.Module):
         y = F.relu6(self.bn1(self.conv_pw(x)), inplace=True)
         y = F.relu6(self.bn2(self.conv_dw(y)), inplace=True)
         y = self.bn3(self.conv_pwl(y))
-        return x + y if self.skips else y
+        out: Tensor = x + y if self.skips else y
+        return out
 
 
 def rounded(channels: float) -> int:
@@ -161,6 +163,8 @@ class EfficientNetLite(Staged):
 
     def stages(self) -> Sequence[Stage]:
         def stem(images: Tensor) -> Tensor:
+            # On a core, 64 images at 96 pixels: 180 against 414 ms forward and backward through blocks.5, 6 and head.
+            images = images.contiguous(memory_format=torch.channels_last)
             return F.relu6(self.bn1(self.conv_stem(images)), inplace=True)
 
         def head(x: Tensor) -> Tensor:
