@@ -99,11 +99,13 @@ def prepare(
             view_cache.check(config, encoder_of(learner.posterior.module), out)
             _begin(trainer, division)
     if config.views.cached and trainer.step < trainer.total:
-        _cache_views(trainer, progress, say)
+        cache_views(trainer, progress, say)
     return trainer
 
 
-def _cache_views(trainer: Trainer, progress: Progress, say: Say) -> None:
+def cache_views(
+    trainer: Trainer, progress: Progress = lambda what, done, total: None, say: Say = say_on_stderr
+) -> None:
     """Opens the cache of views; the first process makes it where there is none."""
     processes, encoder = trainer.processes, encoder_of(trainer.learner.posterior.module)
     assert trainer.fingerprint is not None
