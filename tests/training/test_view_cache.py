@@ -101,6 +101,7 @@ def test_cached_activations_are_the_trunks_of_the_views(tmp_path: Path, model: M
     """Epoch a of fresh views has view a of both kinds; what is kept of them is rounded to float16."""
     of = fresh(tmp_path, model)
     cache = made(tmp_path, of)
+    assert cache.channels_last == ("lite" in model.backbone)
     config, ids = of.trainer.config, torch.tensor([3, 17, 4])
     for epoch in (0, 1):
         fresh_views = two_views(
@@ -288,7 +289,7 @@ def test_labels_need_no_cache(tmp_path: Path, source: Path) -> None:
 def test_what_is_written_beside_it(tmp_path: Path, source: Path) -> None:
     trainer = prepared(settings(source), tmp_path / "run")
     about = json.loads((tmp_path / "run" / "cache" / "views.json").read_text())
-    assert about["shape"] == [4, 24, 4, 4, 8]
+    assert about["shape"] == [4, 24, 8, 4, 4] and not about["channels_last"]
     assert (tmp_path / "run" / "cache" / "views.f16").stat().st_size == 2 * 4 * 24 * 4 * 4 * 8
     assert to_dict(trainer.config)["views"]["cached"] == 4
 

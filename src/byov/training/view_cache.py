@@ -48,7 +48,9 @@ class Description(NamedTuple):
     digest: str
     """Of everything that the activations depend on."""
     shape: tuple[int, ...]
-    """Views, images, and the activations of one view; those of a convolution with the channels last."""
+    """Views, images, and the activations of one view as they lie in the file."""
+    channels_last: bool
+    """Whether these are (height, width, channels), as the trunk gave them in memory: what comes after runs faster."""
 
     @property
     def bytes(self) -> int:
@@ -60,6 +62,7 @@ class ViewCache:
     """The activations of views 0 to M - 1 of every image: even numbers are BYOL's first kind, odd ones the second."""
 
     activations: np.ndarray[Any, np.dtype[np.float16]]
+    channels_last: bool
 
     def pair(self, ids: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
         """The two views of images in an epoch, float16."""
@@ -68,7 +71,7 @@ class ViewCache:
 
     def _read(self, number: int, ids: Tensor) -> Tensor:
         read = torch.from_numpy(self.activations[number][ids.numpy()])
-        return read.movedim(-1, 1) if read.ndim == 4 else read
+        return read.movedim(-1, 1) if self.channels_last else read
 
 
 def pair_of(epoch: int, half: int) -> tuple[int, int]:
@@ -89,7 +92,7 @@ def check(config: Config, encoder: Encoder, out: Path | None = None) -> None:
             "models), or --views.cached 0."
         )
     if out is not None:
-        _check_space(out, 2 * math.prod(_shape(config, encoder)))
+        _check_space(out, 2 * math.prod(_shape_and_order(config, encoder)[0]))
 
 
 def describe(config: Config, encoder: Encoder, fingerprint: str, trained: Tensor | None) -> Description:
@@ -109,19 +112,15 @@ def describe(config: Config, encoder: Encoder, fingerprint: str, trained: Tensor
         "seed": config.seed,
     }
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
-    return Description(digest, _shape(config, encoder))
+    return Description(digest, *_shape_and_order(config, encoder))
 
 
 @torch.no_grad()
-def _shape(config: Config, encoder: Encoder) -> tuple[int, ...]:
+def _shape_and_order(config: Config, encoder: Encoder) -> tuple[tuple[int, ...], bool]:
     assert config.images is not None, "resolve the config first"
     one = encoder.trunk(encoder.pixel_mean.new_zeros((1, *encoder.image_shape)))
-    return config.views.cached, config.images, *_stored(one).shape[1:]
-
-
-def _stored(activations: Tensor) -> Tensor:
-    """As they lie in the file: convolutions run faster with the channels last."""
-    return activations.movedim(1, -1) if activations.ndim == 4 else activations
+    last = one.ndim == 4 and not one.is_contiguous() and one.is_contiguous(memory_format=torch.channels_last)
+    return (config.views.cached, config.images, *(one.movedim(1, -1) if last else one).shape[1:]), last
 
 
 # ------------------------------------------------------------------------------------------------------ making, opening
@@ -148,7 +147,7 @@ def make(
         what = f"caching {description.shape[0]} views of {description.shape[1]:,} images"
         progress(what, done, total)
         with path.open("wb") as file:
-            for part in _activations(config, encoder, pixels, description.shape[1]):
+            for part in _activations(config, encoder, pixels, description):
                 file.write(part.numpy().tobytes())
                 progress(what, done := done + len(part), total)
 
@@ -161,7 +160,7 @@ def open_cache(run: Path, description: Description) -> ViewCache:
     folder = run / FOLDER
     if _about(folder) != description:
         raise BadInput(f"{folder} cannot be read here: all processes must share the disk of the run.")
-    return ViewCache(np.memmap(folder / FILE, np.float16, "r", shape=description.shape))
+    return ViewCache(np.memmap(folder / FILE, np.float16, "r", shape=description.shape), description.channels_last)
 
 
 def remove_cache(run: Path) -> None:
@@ -173,7 +172,7 @@ def _about(folder: Path) -> Description | None:
     """What a folder holds; None if it is no whole cache."""
     try:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-        description = Description(about["digest"], tuple(about["shape"]))
+        description = Description(about["digest"], tuple(about["shape"]), about["channels_last"])
         return description if (folder / FILE).stat().st_size == description.bytes else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -189,18 +188,21 @@ def _check_space(run: Path, needed: int) -> None:
         )
 
 
-def _activations(config: Config, encoder: Encoder, pixels: Callable[[Tensor], Tensor], count: int) -> Iterator[Tensor]:
+def _activations(
+    config: Config, encoder: Encoder, pixels: Callable[[Tensor], Tensor], description: Description
+) -> Iterator[Tensor]:
     """All of view 0, batch by batch, then all of view 1, ...; on a CPU each core has batches of its own."""
     trunk, seed = _folded(encoder), fold(VIEWS, config.seed)
     size, dtype = encoder.image_shape[-1], encoder.pixel_mean.dtype
-    batches = torch.split(torch.arange(count), BATCH)
+    batches = torch.split(torch.arange(description.shape[1]), BATCH)
 
     @torch.no_grad()
     def passed(item: tuple[int, Tensor]) -> Tensor:
         number, ids = item
         kind, settings = number % 2, (config.views.first, config.views.second)[number % 2]
         images = view(pixels(ids), ids, settings, size, seed, number // 2, kind)
-        return _stored(trunk.trunk(images.to(dtype))).to(torch.float16).cpu()
+        activations = trunk.trunk(images.to(dtype))
+        return (activations.movedim(1, -1) if description.channels_last else activations).to(torch.float16).cpu()
 
     items = ((number, ids) for number in range(config.views.cached) for ids in batches)
     for part in (in_order if encoder.pixel_mean.device.type == "cpu" else map)(passed, items):
