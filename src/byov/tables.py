@@ -29,13 +29,19 @@ def percentile_note(calibration: int) -> str:
     return f"(percentile: among the {count} set aside when the run was trained{rough})"
 
 
-def oddest(names: Sequence[str], uncertainty: Any, percentile: Any, count: int = 5) -> str:
-    """A small table: the images that the run is least sure of."""
+def oddest(
+    names: Sequence[str], oddness: Any, oddness_percentile: Any, uncertainty_percentile: Any, count: int = 5
+) -> str:
+    """A small table: the oddest images, and whether the run is certain of them."""
+
+    def text(percentiles: Any, i: int) -> str:
+        return "" if percentiles is None else f"{percentiles[i]:.1f}"
+
     rows = [
-        (names[i], f"{uncertainty[i]:.4g}", "" if percentile is None else f"{percentile[i]:.1f}")
-        for i in (-uncertainty).argsort(kind="stable")[:count]
+        (names[i], f"{oddness[i]:.4g}", text(oddness_percentile, i), text(uncertainty_percentile, i))
+        for i in (-oddness).argsort(kind="stable")[:count]
     ]
-    return grid([("least sure", "uncertainty", "percentile"), *rows], "lrr")
+    return grid([("oddest", "oddness", "percentile", "uncertainty percentile"), *rows], "lrrr")
 
 
 def pruned(results: dict[str, Any]) -> str:
@@ -85,6 +91,19 @@ def measures(name: str, results: dict[str, Any]) -> str:
         if f"{prefix}top1" in results
     ]
     return grid([("", *keys), *rows], "l" + "r" * len(keys))
+
+
+def unlabelled(name: str, results: dict[str, Any]) -> str:
+    """A small table: what was measured without labels, of the run and of what it has to beat."""
+    rows = [
+        (row, f"{results[f'retrieval.{key}']:.3f}", *more)
+        for row, key, more in (
+            (name, "encoder", (f"{results['effective_rank']:.1f}", f"{results['feature_std']:.3f}")),
+            ("untrained encoder", "untrained", ("", "")),
+            ("raw pixels", "pixels", ("", "")),
+        )
+    ]
+    return grid([("", "own image found", "effective rank", "feature std"), *rows], "lrrr")
 
 
 def shifted(results: dict[str, Any]) -> str:

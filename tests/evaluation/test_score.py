@@ -13,7 +13,16 @@ from sklearn.neighbors import NearestNeighbors
 from byov.errors import BadInput
 from byov.evaluation.reference import Bank, at_draw
 from byov.evaluation.run import Run
-from byov.evaluation.score import CANDIDATES, NEIGHBOURS, TERMS, Candidate, OneDraw, Scorer, candidate_scores
+from byov.evaluation.score import (
+    CANDIDATES,
+    NEIGHBOURS,
+    TERMS,
+    Candidate,
+    OneDraw,
+    Scorer,
+    candidate_scores,
+    part_of,
+)
 
 IMAGES = handmade.images(7, seed=1)
 DRAWS = 4
@@ -43,6 +52,13 @@ def of_draw(run: Run, k: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return raw, (raw - mean) / std * spread, (reference - mean) / std * spread
 
 
+def still_centre(run: Run) -> np.ndarray:
+    """Where the bank is at the means."""
+    with torch.no_grad():
+        centre: np.ndarray = run.encoder(Bank(run).images).double().numpy().mean(0)
+    return centre
+
+
 def expected_scores(run: Run) -> dict[str, np.ndarray]:
     """Every candidate written out plainly, draws all in memory, by other libraries where they have it."""
     draws = [of_draw(run, k) for k in range(DRAWS)]
@@ -66,6 +82,20 @@ def expected_scores(run: Run) -> dict[str, np.ndarray]:
     common = [np.mean([len(set(near[a][i]) & set(near[b][i])) / 10 for a, b in pairs]) for i in range(len(IMAGES))]
     neighbours = np.mean([distances(d[1], d[2]) for d in draws], axis=0)
     still = of_draw(run, None)
+    centre = still_centre(run)
+
+    def cosines(k: int | None) -> np.ndarray:
+        """Sorted, most alike first: features as they are at the means, or brought there; not centred."""
+        _, images, bank = of_draw(run, k)
+        return 1 - np.sort(unit(images + centre) @ unit(bank + centre).T, axis=1)[:, ::-1]
+
+    def alike(k: int) -> list[set[int]]:
+        _, images, bank = of_draw(run, k)
+        order = np.argsort(-(unit(images + centre) @ unit(bank + centre).T), axis=1)
+        return [set(row[:10].tolist()) for row in order]
+
+    votes = [alike(k) for k in range(DRAWS)]
+    consistent = [np.mean([len(votes[a][i] & votes[b][i]) / 10 for a, b in pairs]) for i in range(len(IMAGES))]
     return {
         "variance": raw.var(0, ddof=1).mean(1),
         "direction": 1 - np.linalg.norm(unit(raw).mean(0), axis=1),
@@ -73,9 +103,13 @@ def expected_scores(run: Run) -> dict[str, np.ndarray]:
         "assignment": information,
         "neighbours": neighbours,
         "disagreement": 1 - np.array(common),
+        "consistency": 1 - np.array(consistent),
+        "neighbours_cosine": np.mean([cosines(k)[:, :10].mean(1) for k in range(DRAWS)], axis=0),
         "mahalanobis": np.mean([whitened(d[1], d[2]) for d in draws], axis=0),
         "product": neighbours * information,
         "knn": distances(still[1], still[2]),
+        "knn_cosine": cosines(None)[:, :10].mean(1),
+        "kth_cosine": cosines(None)[:, 9],  # 6% of 100 are fewer than 10
         "mahalanobis_at_means": whitened(still[1], still[2]),
     }
 
@@ -123,6 +157,33 @@ def test_a_bank_image_is_compared_with_the_others_of_the_bank(run: Run) -> None:
     torch.testing.assert_close(draw.assignment.sum(1), torch.ones(len(places)))
 
 
+class Directions(torch.nn.Module):
+    """Features that are the pixels themselves: the direction of an image is all that counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return handmade.pixels(images) * self.scale
+
+
+@pytest.mark.parametrize("alike", [1, 6, 12])
+def test_a_group_of_alike_images_is_as_odd_as_one_of_them(tmp_path: Path, alike: int) -> None:
+    """Up to 3% of 400: with the 10 nearest, a group of 12 would be the least odd of all."""
+    usual = handmade.images(400 - alike)
+    usual[:, :, 2:] //= 8
+    group = torch.zeros(alike, 1, 4, 4, dtype=torch.uint8)
+    group[:, :, 2:] = handmade.images(alike, seed=3)[:, :, 2:] // 64 + 180
+    run = handmade.run(tmp_path / "run", Directions(), source=torch.cat([usual, group]), calibration=0, where="none")
+    oddness = run.score(torch.cat([usual, group])).oddness
+    assert float(oddness[-alike:].min()) > float(oddness[:-alike].max())
+
+
+def test_parts_of_the_bank() -> None:
+    assert [part_of(bank, 0.06) for bank in (2, 8, 100, 1000, 4000)] == [1, 7, 10, 60, 240]
+
+
 def test_far_images_are_less_certain(run: Run) -> None:
     """Bright where the source's images are dark and the other way round, in blocks: nothing like uniform noise."""
     odd = torch.zeros(4, 1, 4, 4)
@@ -142,7 +203,8 @@ def test_a_scorer_gives_one_of_the_candidates_and_the_embedding(run: Run) -> Non
         found = Scorer(run, name, DRAWS).scores(IMAGES)
         torch.testing.assert_close(found.uncertainty, everything[name], msg=name)
         assert torch.equal(found.embedding, run.features(IMAGES))
-    assert torch.equal(Scorer(run, draws=DRAWS).scores(IMAGES).uncertainty, everything["neighbours"])
+    assert torch.equal(Scorer(run, draws=DRAWS).scores(IMAGES).uncertainty, everything["consistency"])
+    assert torch.equal(Scorer(run, draws=DRAWS).scores(IMAGES).oddness, everything["kth_cosine"])
 
 
 def test_percentiles_are_those_among_the_calibration_images(run: Run) -> None:
@@ -150,9 +212,10 @@ def test_percentiles_are_those_among_the_calibration_images(run: Run) -> None:
     usual = Bank(run).calibration_images()
     among, found = scorer.scores(usual), scorer.scores(IMAGES)
     for scores in (found, among):
-        expected = [percentileofscore(among.uncertainty, u, "mean") for u in scores.uncertainty]
-        np.testing.assert_allclose(scores.percentile, expected)
-    assert sorted(among.percentile.tolist()) == [5 * i + 2.5 for i in range(20)]
+        for name in ("oddness", "uncertainty"):
+            expected = [percentileofscore(getattr(among, name), u, "mean") for u in getattr(scores, name)]
+            np.testing.assert_allclose(getattr(scores, f"{name}_percentile"), expected)
+    assert sorted(among.oddness_percentile.tolist()) == [5 * i + 2.5 for i in range(20)]
 
 
 def test_chunks_and_batches_change_nothing_and_calibration_is_kept(run: Run) -> None:
@@ -160,7 +223,7 @@ def test_chunks_and_batches_change_nothing_and_calibration_is_kept(run: Run) -> 
     (run.folder / "images.npz").unlink()  # bank and calibration are kept: the source is no longer needed
     scorer = Scorer(run, draws=DRAWS, batch_size=2)
     chunks = [scorer.scores(chunk) for chunk in torch.split(IMAGES, 3)]
-    for i in range(3):
+    for i in range(len(whole)):
         torch.testing.assert_close(torch.cat([chunk[i] for chunk in chunks]), whole[i], rtol=1e-5, atol=1e-5)
 
 
@@ -176,8 +239,8 @@ def test_a_block_after_another(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_deterministic_run_has_its_distance_at_the_means(deterministic: Run) -> None:
     found = deterministic.score(IMAGES)
-    assert torch.equal(found.uncertainty, Scorer(deterministic, "knn").scores(IMAGES).uncertainty)
-    assert found.percentile is not None
+    assert torch.equal(found.uncertainty, Scorer(deterministic, "knn_cosine").scores(IMAGES).uncertainty)
+    assert found.oddness_percentile is not None and found.uncertainty_percentile is not None
     assert candidate_scores(deterministic, IMAGES).keys() == AT_MEANS
     with pytest.raises(BadInput, match="nothing random: use knn"):
         Scorer(deterministic, "neighbours")
@@ -186,7 +249,7 @@ def test_a_deterministic_run_has_its_distance_at_the_means(deterministic: Run) -
 def test_run_score(run: Run) -> None:
     assert torch.equal(run.score(IMAGES, draws=3).uncertainty, Scorer(run, draws=3).scores(IMAGES).uncertainty)
     none = run.score(IMAGES[:0], draws=2)
-    assert none.uncertainty.shape == (0,) and none.embedding.shape == (0, 6) and none.percentile.shape == (0,)
+    assert none.uncertainty.shape == (0,) and none.embedding.shape == (0, 6) and none.oddness_percentile.shape == (0,)
 
 
 def test_without_calibration_images_there_are_no_percentiles_and_it_is_said_once(tmp_path: Path) -> None:
@@ -194,7 +257,9 @@ def test_without_calibration_images_there_are_no_percentiles_and_it_is_said_once
     run = handmade.run(tmp_path / "run", handmade.Affine(6), calibration=0)
     said: list[str] = []
     scorer = Scorer(run, draws=2, say=said.append)
-    assert scorer.scores(IMAGES).percentile is None and scorer.scores(IMAGES).percentile is None
+    for _ in range(2):
+        found = scorer.scores(IMAGES)
+        assert found.oddness_percentile is None and found.uncertainty_percentile is None
     assert len(said) == 1 and "--calibration" in said[0]
 
 

@@ -134,7 +134,8 @@ def with_backbone(config: Model, backbone: str) -> Model:
     """A config with another backbone: the size of the one before is dropped, and what does not apply to this one."""
     if backbone == config.backbone:
         return config
-    moved = replace(config, backbone=backbone, width=None, depth=None, heads=None, frozen_until=None)
+    kept = config.frozen_until if family_of(backbone) is family_of(config.backbone) else None  # stages have other names
+    moved = replace(config, backbone=backbone, width=None, depth=None, heads=None, frozen_until=kept)
     dropped: dict[str, Any] = dict.fromkeys(unfit(moved, family_of(backbone).USES))
     return replace(moved, **dropped)
 

@@ -93,10 +93,9 @@ class DepthwiseSeparable(nn.Module):
         self.skips = stride == 1 and inputs == outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu6(self.bn1(self.conv_dw(x)), inplace=True)
+        y: Tensor = F.relu6(self.bn1(self.conv_dw(x)), inplace=True)
         y = self.bn2(self.conv_pw(y))
-        out: Tensor = x + y if self.skips else y
-        return out
+        return x + y if self.skips else y
 
 
 class InvertedResidual(nn.Module):
@@ -114,11 +113,10 @@ class InvertedResidual(nn.Module):
         self.skips = stride == 1 and inputs == outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu6(self.bn1(self.conv_pw(x)), inplace=True)
+        y: Tensor = F.relu6(self.bn1(self.conv_pw(x)), inplace=True)
         y = F.relu6(self.bn2(self.conv_dw(y)), inplace=True)
         y = self.bn3(self.conv_pwl(y))
-        out: Tensor = x + y if self.skips else y
-        return out
+        return x + y if self.skips else y
 
 
 def rounded(channels: float) -> int:

@@ -33,9 +33,10 @@ from byov.files import write_atomically
 from byov.metrics.over_draws import OverDraws
 from byov.metrics.predictive import Predictive
 from byov.posterior import Posterior
-from byov.training.networks import Student
+from byov.training.networks import Bare, Classifier, Student
 from byov.training.processes import Processes
 
+LEVELS = {Student: ("encoder", "projector", "predictor"), Classifier: ("encoder", "classifier"), Bare: ("encoder",)}
 SAVE_SECONDS = 30.0  # between two saved states of work that can be resumed
 
 
@@ -138,7 +139,7 @@ def predict_levels(
     """Mean and variance over draws of the whole network, after its encoder, projector and predictor (or classifier)."""
     _check_draws(draws)
     images, network = _seen(bank, images), bank.run.learner.posterior
-    names = ("encoder", "projector", "predictor") if isinstance(network.module, Student) else ("encoder", "classifier")
+    names = LEVELS[type(network.module)]
     outputs = _outputs(network, bank.run.config.seed, None, bank.images[:2], batch_size)
     widths = {name: output.shape[1] for name, output in zip(names, outputs, strict=True)}
     at_means = _level_moments(bank, None, list(widths.values()), batch_size)

@@ -24,7 +24,7 @@ from torch import Tensor
 from byov.data.resample import resized
 from byov.data.sources import open_source
 from byov.errors import BadInput
-from byov.evaluation.features import features_of
+from byov.evaluation.features import at_this_draw, before_draws
 from byov.evaluation.run import Run
 from byov.files import write_atomically
 from byov.posterior import Posterior
@@ -118,7 +118,7 @@ class Bank:
     def _at(self, k: int | None) -> BankFeatures:
         def make() -> Tensor:
             with at_draw(self.run.encoder, self.run.config.seed, k):
-                return features_of(self.run.encoder, self.images)
+                return at_this_draw(self.run.encoder, self._before)
 
         if k is None:
             features = self.kept("means", make)
@@ -126,6 +126,11 @@ class Bank:
             fits = (k + 1) * self.means.features.nbytes <= KEPT
             features = self.kept(f"draw-{k:05d}", make) if fits else make()
         return BankFeatures(features, moments_of(features))
+
+    @cached_property
+    def _before(self) -> Tensor:
+        """What of the bank's images does not depend on the draw."""
+        return before_draws(self.run.encoder, self.images, self.run.image_shape[-1])
 
     def kept(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         """A tensor that hangs on the run's weights and its reference images alone: read, or made and written."""

@@ -13,7 +13,7 @@ from byov.errors import BadInput
 from byov.evaluation.features import features_of
 from byov.posterior import Posterior
 from byov.training import checkpoints
-from byov.training.learners import SelfSupervised, Supervised, build_learner
+from byov.training.learners import AnyLearner, build_learner
 from byov.training.processes import Processes
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Run:
 
     folder: Path
     config: Config
-    learner: SelfSupervised | Supervised
+    learner: AnyLearner
     encoder: Posterior
     """A posterior over the encoder: `run.encoder(images)` at the means, `with run.encoder.sampled(): ...` at a draw."""
     step: int
@@ -42,8 +42,8 @@ class Run:
         self.check(images)
         return features_of(self.encoder, images, size=self.image_shape[-1])
 
-    def score(self, images: Tensor, draws: int = 20) -> Scores:
-        """Uncertainty, percentile and embedding of images as `features` takes them. For many calls: a `Scorer`."""
+    def score(self, images: Tensor, draws: int = 8) -> Scores:
+        """Oddness, uncertainty, percentiles and embedding of images as `features` takes them. For many: a `Scorer`."""
         from byov.evaluation.score import Scorer  # it opens runs itself
 
         return Scorer(self, draws=draws).scores(images)

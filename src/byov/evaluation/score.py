@@ -1,13 +1,19 @@
-"""Label-free uncertainty of an image: how it lies among the reference bank, over weight draws. Higher is less certain.
+"""Two label-free scores of an image, both from how it lies among the reference images (the bank).
 
-A candidate is a function of a few terms, each a function of one draw and averaged over draws; so all of them are
-streaming, and one pass over the draws serves as many as one likes. Within a draw, features are aligned (standardised on
-the bank, then given back the bank's spread at the means) and centred on the bank. An image that is in the bank itself
-is compared with the others there: it would otherwise be surer than its like, for no reason but that it was chosen.
+`oddness`: how unlike the folder it is. Cosine distance to the k-th nearest reference image, at the means, with k about
+6% of the reference set: a group of odd images that are alike cannot hide itself unless it is larger than that.
+`uncertainty`: how unreliable its representation is. The part of its nearest reference images (2% of them) on which two
+weight draws disagree. Higher is odder, and less certain.
+
+These two are the winners among the candidates (docs/score.md); the others are kept for comparison. A candidate is a
+function of a few terms, each a function of one draw and averaged over draws; so all of them are streaming, and one pass
+over the draws serves as many as one likes. Within a draw, features are aligned (standardised on the bank, then given
+back the bank's moments at the means). An image that is in the bank itself is compared with the others there: it would
+otherwise be more certain than its like, for no reason but that it was chosen.
 
     scorer = Scorer(byov.load("runs/mine"))
     for chunk in chunks:
-        uncertainty, percentile, embedding = scorer.scores(chunk)
+        scores = scorer.scores(chunk)      # .oddness, .uncertainty, a percentile of each, .embedding
 """
 
 from __future__ import annotations
@@ -24,16 +30,25 @@ from byov.data.decoded import Say, say_on_stderr
 from byov.data.fetch import Progress
 from byov.data.resample import resized
 from byov.errors import BadInput
-from byov.evaluation.features import BATCH, features_of
+from byov.evaluation.features import BATCH, at_this_draw, before_draws
 from byov.evaluation.reference import Bank, Moments, aligned, at_draw, constant
 from byov.evaluation.run import Run
 from byov.evaluation.subject import in_channels
 
-NEIGHBOURS = 10  # bank images an image is compared with
+NEIGHBOURS = 10  # bank images an image is compared with, by the candidates that distances make
+ODD_PART = 0.06  # of the bank: which neighbour's distance is the oddness
+CONSISTENT_PART = 0.02  # of the bank: the neighbours on which draws may agree
 SHARPNESS = 0.1  # temperature of the soft assignment to the bank, on cosines
 SHRINKAGE = 0.1  # of the bank's correlations towards none: a bank may have fewer images than features
+DRAWS = 8  # of the weights, where the user does not say: docs/score.md has what more of them gain
 BLOCK = 1024  # images at a time: bounds the terms that hold a number for each bank image
-DEFAULT, DEFAULT_AT_MEANS = "neighbours", "knn"  # for a run that has a posterior, and for one that has none
+ODDNESS = "kth_cosine"
+DEFAULT, DEFAULT_AT_MEANS = "consistency", "knn_cosine"  # uncertainty, for a run that has a posterior, and for others
+
+
+def part_of(bank: int, part: float) -> int:
+    """How many neighbours a part of the bank is: at least NEIGHBOURS, as far as there are so many."""
+    return max(1, min(max(NEIGHBOURS, round(part * bank)), bank - 1))
 
 
 class OneDraw:
@@ -47,6 +62,7 @@ class OneDraw:
         rows = torch.empty(0, dtype=torch.int64) if own is None else (own >= 0).nonzero()[:, 0]
         self._selves = (rows, rows if own is None else own[rows])
         of, spread = bank.at(k).moments, bank.means.moments.std
+        self._located = bank.aligned(raw, k), bank.aligned(bank.at(k).features, k)
         centred = Moments(torch.zeros_like(spread), spread)
         self.images = aligned(raw, of, centred)
         self.bank = aligned(bank.at(k).features, of, centred)
@@ -68,6 +84,13 @@ class OneDraw:
         return found.clamp_(min=0).sqrt_(), which
 
     @cached_property
+    def likeness(self) -> tuple[Tensor, Tensor]:
+        """Cosines with the most alike bank images, not centred, and which these are: (images, ODD_PART) each."""
+        images, bank = (normalize(located, dim=1) for located in self._located)
+        found = (images @ bank.T).index_put_(self._selves, torch.tensor(-torch.inf, dtype=images.dtype))
+        return tuple(found.topk(part_of(len(bank), max(ODD_PART, CONSISTENT_PART)), dim=1))  # type: ignore[return-value]
+
+    @cached_property
     def assignment(self) -> Tensor:
         """(images, bank): soft assignment, rows sum to 1."""
         return (self.cosines / SHARPNESS).softmax(1)
@@ -80,9 +103,9 @@ def _distance(draw: OneDraw) -> Tensor:
     return draw.nearest[0].mean(1)
 
 
-def _votes(draw: OneDraw) -> Tensor:
+def _votes(draw: OneDraw, which: Tensor) -> Tensor:
     """(images, bank): 1 for the nearest."""
-    return torch.zeros(len(draw.images), len(draw.bank)).scatter_(1, draw.nearest[1], 1.0)
+    return torch.zeros(len(draw.images), len(draw.bank)).scatter_(1, which, 1.0)
 
 
 def _whitened_norm(draw: OneDraw) -> Tensor:
@@ -104,7 +127,10 @@ TERMS: Mapping[str, Callable[[OneDraw], Tensor]] = {
     "assignment": lambda draw: draw.assignment,
     "assignment_entropy": lambda draw: torch.special.entr(draw.assignment.double()).sum(1),
     "distance": _distance,
-    "votes": _votes,
+    "votes": lambda draw: _votes(draw, draw.nearest[1]),
+    "kth_cosine": lambda draw: 1 - draw.likeness[0][:, part_of(len(draw.bank), ODD_PART) - 1],
+    "mean_cosine": lambda draw: 1 - draw.likeness[0][:, :NEIGHBOURS].mean(1),
+    "cosine_votes": lambda draw: _votes(draw, draw.likeness[1][:, : part_of(len(draw.bank), CONSISTENT_PART)]),
     "whitened_norm": _whitened_norm,
 }
 """What is averaged over draws, for each image: one number, or a row of them."""
@@ -163,9 +189,13 @@ CANDIDATES: Mapping[str, Candidate] = {
     "assignment": Candidate(("assignment", "assignment_entropy"), _mutual_information, 2),
     "neighbours": Candidate(("distance",), _first),
     "disagreement": Candidate(("votes",), _disagreement, 2),
+    "consistency": Candidate(("cosine_votes",), _disagreement, 2),
+    "neighbours_cosine": Candidate(("mean_cosine",), _first),
     "mahalanobis": Candidate(("whitened_norm",), _first),
     "product": Candidate(("distance", "assignment", "assignment_entropy"), _product, 2),
     "knn": Candidate(("distance",), _first, 0),
+    "knn_cosine": Candidate(("mean_cosine",), _first, 0),
+    "kth_cosine": Candidate(("kth_cosine",), _first, 0),
     "mahalanobis_at_means": Candidate(("whitened_norm",), _first, 0),
 }
 """All that were tried, by name; `docs/score.md` says how they did."""
@@ -189,48 +219,55 @@ def candidate_scores(
     bank = Bank(run)
     parts: list[dict[str, Tensor]] = []
     for i, block in enumerate(torch.split(images, BLOCK)):
-        block = resized(block, run.image_shape[-1])
-        embedding = features_of(run.encoder, block, batch_size)
-        parts.append(_score_block(bank, block, embedding, names, draws, batch_size))
+        parts.append(_score_block(bank, block, names, draws, batch_size)[0])
         progress(f"scoring {len(images):,} images", i * BLOCK + len(block), len(images))
     return {name: torch.cat([part[name] for part in parts]) for name in names}
 
 
 def _score_block(
-    bank: Bank, images: Tensor, embedding: Tensor, names: list[str], draws: int, batch_size: int
-) -> dict[str, Tensor]:
-    """The named candidates for a block of images, whose features at the means are known."""
+    bank: Bank, images: Tensor, names: list[str], draws: int, batch_size: int
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The named candidates for a block of images, and their features at the means."""
     run, chosen = bank.run, {name: CANDIDATES[name] for name in names}
     still = {term for c in chosen.values() if not c.least_draws for term in c.terms}
     moving = {term for c in chosen.values() if c.least_draws for term in c.terms}
+    images = resized(images, run.image_shape[-1])
     own = bank.own(images)
+    before = before_draws(run.encoder, images, run.image_shape[-1], batch_size)
+    with at_draw(run.encoder, run.config.seed, None):
+        embedding = at_this_draw(run.encoder, before, batch_size)
     at_means = OneDraw(bank, embedding, None, own)
     fixed = {term: TERMS[term](at_means).double() for term in still}
     totals: dict[str, Tensor] = {}
     for k in range(draws if moving else 0):
         with at_draw(run.encoder, run.config.seed, k):
-            raw = features_of(run.encoder, images, batch_size)
+            raw = at_this_draw(run.encoder, before, batch_size)
         draw = OneDraw(bank, raw, k, own)
         for term in moving:
             value = TERMS[term](draw)
             totals[term] = totals[term].add_(value) if term in totals else value.double()
     averages = {term: total.div_(draws) for term, total in totals.items()}
-    return {
+    found = {
         name: c.score([(averages if c.least_draws else fixed)[term] for term in c.terms], draws)
         for name, c in chosen.items()
     }
+    return found, embedding
 
 
 # -------------------------------------------------------------------------------------------------------------- scorer
 
 
 class Scores(NamedTuple):
-    """What is known of images without labels; on the CPU."""
+    """What is known of images without labels; on the CPU. Percentiles are None where no images calibrate them."""
 
+    oddness: Tensor
+    """(images,), float64: higher is more unlike the reference images."""
+    oddness_percentile: Tensor | None
+    """(images,), float64, 0 to 100: how many of the calibration images are less odd."""
     uncertainty: Tensor
     """(images,), float64: higher is less certain."""
-    percentile: Tensor | None
-    """(images,), float64, 0 to 100: how many of the calibration images are surer. None where there are none."""
+    uncertainty_percentile: Tensor | None
+    """(images,), float64, 0 to 100: how many of the calibration images are more certain."""
     embedding: Tensor
     """(images, width), float32: features at the means."""
 
@@ -240,7 +277,7 @@ class Scorer:
 
     Args:
         run: an opened run.
-        score: a name of CANDIDATES; unset: the default for the run.
+        uncertainty: a name of CANDIDATES; unset: the default for the run.
         draws: weight draws, each of which passes all images; not used by scores at the means.
         say: told where percentiles cannot be had.
     """
@@ -248,15 +285,15 @@ class Scorer:
     def __init__(
         self,
         run: Run,
-        score: str | None = None,
-        draws: int = 20,
+        uncertainty: str | None = None,
+        draws: int = DRAWS,
         *,
         batch_size: int = BATCH,
         say: Say = say_on_stderr,
     ) -> None:
-        self.score = score or (DEFAULT_AT_MEANS if is_deterministic(run) else DEFAULT)
-        _check(run, self.score, draws)
-        self.draws = draws if CANDIDATES[self.score].least_draws else 0
+        self.uncertainty = uncertainty or (DEFAULT_AT_MEANS if is_deterministic(run) else DEFAULT)
+        _check(run, self.uncertainty, draws)
+        self.draws = draws if CANDIDATES[self.uncertainty].least_draws else 0
         self.bank, self.batch_size, self.say = Bank(run), batch_size, say
 
     def scores(self, images: Tensor) -> Scores:
@@ -264,41 +301,53 @@ class Scorer:
         images, _ = in_channels(self.bank.run, images)
         self.bank.run.check(images)
         parts = [self._score(block) for block in torch.split(images, BLOCK)]
-        uncertainty, embedding = (torch.cat(column) for column in zip(*parts, strict=True))
-        return Scores(uncertainty, self._percentiles(uncertainty), embedding)
+        oddness, uncertainty, embedding = (torch.cat(column) for column in zip(*parts, strict=True))
+        return Scores(
+            oddness,
+            self._percentiles(oddness, self._usual_oddness),
+            uncertainty,
+            self._percentiles(uncertainty, self._usual_uncertainty),
+            embedding,
+        )
 
-    def _score(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Uncertainty and embedding of a block."""
-        run = self.bank.run
-        images = resized(images, run.image_shape[-1])
-        embedding = features_of(run.encoder, images, self.batch_size)
-        found = _score_block(self.bank, images, embedding, [self.score], self.draws, self.batch_size)
-        return found[self.score], embedding
+    def _score(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Oddness, uncertainty and embedding of a block."""
+        found, embedding = _score_block(self.bank, images, [ODDNESS, self.uncertainty], self.draws, self.batch_size)
+        return found[ODDNESS], found[self.uncertainty], embedding
 
-    def _percentiles(self, uncertainty: Tensor) -> Tensor | None:
-        """The part of the calibration images that are surer; of those equally sure, a half."""
-        usual = self._calibration
+    @staticmethod
+    def _percentiles(values: Tensor, usual: Tensor | None) -> Tensor | None:
+        """The part of the calibration images that are below; of those equal, a half."""
         if usual is None:
             return None
-        below = torch.searchsorted(usual, uncertainty) + torch.searchsorted(usual, uncertainty, right=True)
+        below = torch.searchsorted(usual, values) + torch.searchsorted(usual, values, right=True)
         return below * (50.0 / len(usual))
 
     @cached_property
-    def _calibration(self) -> Tensor | None:
+    def _usual_oddness(self) -> Tensor | None:
+        return self._usual(ODDNESS, 0)
+
+    @cached_property
+    def _usual_uncertainty(self) -> Tensor | None:
+        return self._usual(self.uncertainty, self.draws)
+
+    def _usual(self, name: str, draws: int) -> Tensor | None:
         """The calibration images' scores, sorted; kept with the run."""
         run = self.bank.run
         if not self.bank.calibrates:
-            self.say(
-                f"no percentiles: {run.folder} has set no images of {run.config.data} aside to calibrate on; "
-                "train with --calibration to have them."
-            )
+            if name == ODDNESS:
+                self.say(
+                    f"no percentiles: {run.folder} has set no images of {run.config.data} aside to calibrate on; "
+                    "train with --calibration to have them."
+                )
             return None
 
         def make() -> Tensor:
             blocks = torch.split(self.bank.calibration_images(), BLOCK)
-            return torch.cat([self._score(block)[0] for block in blocks]).sort().values
+            found = [_score_block(self.bank, block, [name], draws, self.batch_size)[0][name] for block in blocks]
+            return torch.cat(found).sort().values
 
-        return self.bank.kept(f"calibration-{self.score}-{self.draws}", make)
+        return self.bank.kept(f"calibration-{name}-{draws}", make)
 
 
 def is_deterministic(run: Run) -> bool:

@@ -1,6 +1,6 @@
 """A folder of any size through a scorer to a table: a chunk at a time, in constant memory, and able to go on.
 
-    FILE.parquet            path, uncertainty, percentile, embedding: a row an image, in the order of the paths
+    FILE.parquet            path, oddness, uncertainty, a percentile of each, embedding: a row an image, sorted by path
     FILE.csv                the same without the embedding
     FILE.skipped.txt        the files that could not be used, a line each
     .FILE.parquet.partial/  while it works: settings.json, and a file for each chunk that is done
@@ -40,6 +40,7 @@ CHUNK_IMAGES = 2048  # weights are drawn anew for each chunk: with many images t
 CHUNK_BYTES = 2**26  # of pixels, from 105 pixels on
 NAMED = 3  # files that a warning names
 KINDS = (".parquet", ".csv")
+COLUMNS = ("oddness", "oddness_percentile", "uncertainty", "uncertainty_percentile")
 
 
 class ScoresImages(Protocol):
@@ -55,8 +56,10 @@ class Scored:
     names: list[str]
     positions: NDArray[np.int64]
     """Of the images, in their stream."""
+    oddness: NDArray[np.float32]
+    oddness_percentile: NDArray[np.float32] | None
     uncertainty: NDArray[np.float32]
-    percentile: NDArray[np.float32] | None
+    uncertainty_percentile: NDArray[np.float32] | None
     embedding: NDArray[np.float32]
     """(N, width), mapped from a file that lasts as long as the call of `score_images`."""
     skipped: list[tuple[str, str]]
@@ -136,7 +139,7 @@ def identity(scorer: Scorer, stream: Stream) -> dict[str, Any]:
         "run": str(run.folder.absolute()),
         "step": run.step,
         "run_digest": scorer.bank.folder.name,
-        "score": scorer.score,
+        "uncertainty": scorer.uncertainty,
         "draws": scorer.draws,
         "images": str(stream.root or stream.name),
         "images_digest": stream.digest,
@@ -194,9 +197,10 @@ class Partial:
         columns = {"position": pa.array(chunk.positions, pa.int64())}
         columns["path"] = pa.array([stream.names[position] for position in chunk.positions], pa.string())
         if scores is not None:
-            columns["uncertainty"] = _floats(scores.uncertainty)
             nothing = pa.nulls(len(chunk.positions), pa.float32())
-            columns["percentile"] = nothing if scores.percentile is None else _floats(scores.percentile)
+            for name in COLUMNS:
+                values: Tensor | None = getattr(scores, name)
+                columns[name] = nothing if values is None else _floats(values)
             columns["embedding"] = _vectors(scores.embedding)
         table = pa.table(columns).replace_schema_metadata({"skipped": json.dumps(chunk.skipped)})
         write_atomically(self.path(start), lambda path: pq.write_table(table, path, compression="NONE"))
@@ -210,7 +214,7 @@ class Partial:
 
     def collect(self, stream: Stream, starts: Sequence[int]) -> Scored:
         """All chunks together. Only the embeddings are large: they go into a file that is mapped."""
-        columns: dict[str, list[Any]] = {name: [] for name in ("position", "path", "uncertainty", "percentile")}
+        columns: dict[str, list[Any]] = {name: [] for name in ("position", "path", *COLUMNS)}
         skipped: list[tuple[str, str]] = []
         vectors, width = self.folder / "embedding.f32", 0
         with vectors.open("wb") as file:
@@ -224,12 +228,15 @@ class Partial:
                     width = table.schema.field("embedding").type.list_size
                     file.write(_matrix(table).tobytes())
         shape = (len(columns["path"]), width)
-        known = bool(columns["percentile"]) and columns["percentile"][0] is not None
+        known = bool(columns["path"]) and columns["oddness_percentile"][0] is not None
+        numbers = {name: np.array(columns[name], np.float32) for name in COLUMNS if known or "percentile" not in name}
         return Scored(
             names=columns["path"],
             positions=np.array(columns["position"], np.int64),
-            uncertainty=np.array(columns["uncertainty"], np.float32),
-            percentile=np.array(columns["percentile"], np.float32) if known else None,
+            oddness=numbers["oddness"],
+            oddness_percentile=numbers.get("oddness_percentile"),
+            uncertainty=numbers["uncertainty"],
+            uncertainty_percentile=numbers.get("uncertainty_percentile"),
             embedding=np.memmap(vectors, np.float32, "r", shape=shape) if shape[0] else np.empty(shape, np.float32),
             skipped=skipped + list(stream.unread),
         )
@@ -279,11 +286,10 @@ def _write_csv(path: Path, tables: Iterator[pa.Table]) -> None:
     """Numbers as short as they can be and still be read back as the same float32."""
     with path.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file)
-        rows.writerow(("path", "uncertainty", "percentile"))
+        rows.writerow(("path", *COLUMNS))
         for table in tables:
-            uncertainty, percentile = table["uncertainty"].to_numpy(), table["percentile"].to_pylist()
-            texts = ("" if value is None else str(np.float32(value)) for value in percentile)
-            rows.writerows(zip(table["path"].to_pylist(), map(str, uncertainty), texts, strict=True))
+            texts = [["" if v is None else str(np.float32(v)) for v in table[name].to_pylist()] for name in COLUMNS]
+            rows.writerows(zip(table["path"].to_pylist(), *texts, strict=True))
 
 
 # ------------------------------------------------------------------------------------------------------------ sentences

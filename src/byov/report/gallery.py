@@ -1,4 +1,4 @@
-"""The page beside a table of scores: the least sure and the surest images, their histogram, and near-duplicates.
+"""The page beside a table of scores: the oddest and the most usual images, histograms, and near-duplicates.
 
 One file that needs nothing but itself: thumbnails are inside, and the page's own policy forbids it to fetch anything.
 Its size is bounded however many images there are.
@@ -29,6 +29,8 @@ GROUPS, MEMBERS = 24, 6  # of near-duplicates, at most
 SIDE = 224  # of a thumbnail: 8 KB of JPEG
 LOSSLESS_SIDE = 64  # up to here an image is a small PNG, and is shown with hard pixels
 BINS = 40
+ODDNESS = "How unlike the reference images an image is. A group of alike odd images is odd too."
+UNCERTAINTY = "How much draws of the weights disagree about which reference images are nearest."
 SEARCHED = 100_000  # images among which near-duplicates are looked for: the time grows with their square
 
 
@@ -38,11 +40,13 @@ class Item:
 
     name: str
     rank: int
-    """1 is the least sure."""
+    """1 is the oddest."""
+    oddness: float
+    oddness_percentile: float | None
     uncertainty: float
-    percentile: float | None
+    uncertainty_percentile: float | None
     kind: str
-    """odd, middle or sure; empty for one that is only shown among near-duplicates."""
+    """odd, middle or usual; empty for one that is only shown among near-duplicates."""
     source: str
     """The picture as a data URI; empty if its file has gone."""
     hard: bool
@@ -93,7 +97,7 @@ def render(
     calibration: int | None = None,
 ) -> str:
     """The page as HTML text."""
-    rank = ranks(scored.uncertainty)
+    rank = ranks(scored.oddness)
     chosen = selection(rank)
     twins = [group.rows[:MEMBERS] for group in groups[:GROUPS]]
     items: dict[int, Item] = {}
@@ -105,14 +109,15 @@ def render(
         Alike([items[row] for row in some], len(group.rows), group.cosine)
         for some, group in zip(twins, groups, strict=False)
     ]
-    histograms = [("Uncertainty", "Higher is less certain.", histogram(scored.uncertainty))]
-    if scored.percentile is not None:
-        aside = "images" if calibration is None else f"{calibration:,} image{'s' * (calibration != 1)}"
-        note = (
-            f"Against {aside} set aside from training: flat if these are like them, piled to the right if they are odd,"
-            " to the left if they were trained on."
+    aside = "images" if calibration is None else f"{calibration:,} image{'s' * (calibration != 1)}"
+    calibrated = f"Percentile against {aside} set aside from training: flat if these are like them."
+    histograms = [
+        (name, f"{meaning} {calibrated if percentiles is not None else ''}", _shown(values, percentiles))
+        for name, meaning, values, percentiles in (
+            ("Oddness", ODDNESS, scored.oddness, scored.oddness_percentile),
+            ("Uncertainty", UNCERTAINTY, scored.uncertainty, scored.uncertainty_percentile),
         )
-        histograms.append(("Percentile", note, histogram(scored.percentile, (0.0, 100.0))))
+    ]
     return fill(
         "gallery.html.j2",
         title=stream.name,
@@ -128,21 +133,26 @@ def render(
     )
 
 
-def ranks(uncertainty: NDArray[np.float32]) -> NDArray[np.int64]:
-    """1 for the least sure; among equals the first comes first."""
-    order = np.argsort(-uncertainty, kind="stable")
+def _shown(values: NDArray[np.float32], percentiles: NDArray[np.float32] | None) -> list[Bar]:
+    """The histogram of a score: of its percentiles, where there are some."""
+    return histogram(values) if percentiles is None else histogram(percentiles, (0.0, 100.0))
+
+
+def ranks(oddness: NDArray[np.float32]) -> NDArray[np.int64]:
+    """1 for the oddest; among equals the first comes first."""
+    order = np.argsort(-oddness, kind="stable")
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(1, len(order) + 1)
     return rank
 
 
 def selection(rank: NDArray[np.int64], each: int = EACH) -> dict[int, str]:
-    """The rows to show, least sure first, with their kind: both ends of the ranking, and as many spread between."""
+    """The rows to show, oddest first, with their kind: both ends of the ranking, and as many spread between."""
     order = np.argsort(rank)
-    third = min(each, -(-len(order) // 3))  # few images: a third is odd, a third sure
-    odd, between, sure = np.split(order, [third, max(third, len(order) - third)])
+    third = min(each, -(-len(order) // 3))  # few images: a third is odd, a third usual
+    odd, between, usual = np.split(order, [third, max(third, len(order) - third)])
     spread = np.unique(np.linspace(0, len(between) - 1, min(each, len(between))).round().astype(int))
-    kinds = (("odd", odd), ("middle", between[spread]), ("sure", sure))
+    kinds = (("odd", odd), ("middle", between[spread]), ("usual", usual))
     return {int(row): kind for kind, rows in kinds for row in rows}
 
 
@@ -162,9 +172,22 @@ def histogram(values: NDArray[np.float32], limits: tuple[float, float] | None = 
 
 def _item(scored: Scored, stream: Stream, row: int, rank: int, kind: str) -> Item:
     pixels = stream.picture(int(scored.positions[row]), SIDE)
-    percentile = None if scored.percentile is None else float(scored.percentile[row])
+    oddness_percentile, uncertainty_percentile = (
+        None if values is None else float(values[row])
+        for values in (scored.oddness_percentile, scored.uncertainty_percentile)
+    )
     source, hard = ("", False) if pixels is None else (data_uri(pixels), pixels.shape[-1] <= LOSSLESS_SIDE)
-    return Item(scored.names[row], rank, float(scored.uncertainty[row]), percentile, kind, source, hard)
+    return Item(
+        scored.names[row],
+        rank,
+        float(scored.oddness[row]),
+        oddness_percentile,
+        float(scored.uncertainty[row]),
+        uncertainty_percentile,
+        kind,
+        source,
+        hard,
+    )
 
 
 def data_uri(pixels: Pixels) -> str:

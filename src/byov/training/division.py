@@ -10,23 +10,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple, cast
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from byov.config import Config
 from byov.data.images import Split
+from byov.data.resample import resized
 from byov.files import write_atomically, write_json
 from byov.randomness import fold, permutation
 from byov.training.learners import ORDER
 
-BANK = 1000  # images: enough for a soft assignment, and for a mean and a deviation to a few percent
+BANK = 4000  # images: 2% of them, which draws should agree on, are some tens; each draw passes them all
 CALIBRATION = 1000  # at most, and a twentieth of the source: percentiles to .1, for little of what can be learned
 DRAWS = 6  # first part of the key of an evaluation's draws; `learners` has those before it
 SPLIT: Split = "train"
 FILE = Path("reference") / "images.json"
 PIXELS = FILE.with_suffix(".safetensors")
-MOST_PIXELS = 1 << 28  # bytes of bank and calibration images kept with a run: 2,000 of them at 200 pixels, in colour
+MOST_PIXELS = 1 << 28  # bytes of bank and calibration images kept with a run: 5,000 of them at 133 pixels, in colour
 
 
 class Division(NamedTuple):
@@ -67,15 +69,16 @@ def write_reference(folder: Path, config: Config, total: int, fingerprint: str |
     )
 
 
-def write_pixels(folder: Path, images: Tensor, division: Division) -> None:
-    """Writes bank and calibration images as the source has them, as far as MOST_PIXELS goes: what is kept can be scored
-    against without the source."""
-    left, parts = MOST_PIXELS, {}
+def write_pixels(folder: Path, images: Tensor, division: Division, side: int) -> None:
+    """Writes bank and calibration images at the side that the network sees, or their own if it is smaller, as far as
+    MOST_PIXELS goes: what is kept can be scored against without the source."""
+    left, parts, side = MOST_PIXELS, {}, min(side, images.shape[-1])
     for name in ("bank", "calibration"):
         which: Tensor = getattr(division, name)
-        size = len(which) * images[0].nbytes
+        size = len(which) * images.shape[1] * side**2
         if size <= left:  # asked first: reading them may take long
-            parts[name], left = images[which], left - size
+            parts[name] = torch.cat([resized(images[some], side) for some in torch.split(which, 500)])
+            left -= size
     write_atomically(folder / PIXELS, lambda temporary: save_file(parts, temporary))
 
 

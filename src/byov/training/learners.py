@@ -19,7 +19,7 @@ from byov.errors import BadInput
 from byov.objectives import byol, negatives, supervised
 from byov.posterior import Posterior, Prior
 from byov.randomness import fold, generator
-from byov.training.networks import ENCODER, Classifier, Student, encoder_of
+from byov.training.networks import ENCODER, Bare, Classifier, Student, encoder_of
 from byov.training.teacher import Teacher
 
 # The first part of every key says what the numbers are for, so that no two uses share them.
@@ -128,6 +128,23 @@ class Supervised:
         return Loss(supervised.loss(logits, batch.labels), features.detach(), None)
 
 
+class PostHoc:
+    """An encoder that stays as it came; its posterior's width is found by forward passes (evaluation/posthoc.py)."""
+
+    teacher = None
+    prior = None
+
+    def __init__(self, config: Config, network: Bare, image_size: int) -> None:
+        assert config.posterior.where is not None, "resolve the config first"
+        self.config = config
+        self.image_size = image_size
+        self.posterior = Posterior(network, config.posterior.where, config.posterior.init_log_variance)
+        self.masks: Mapping[str, Tensor] = {}
+
+    def loss(self, batch: Batch, key: tuple[int, ...]) -> Loss:
+        raise BadInput("a posthoc run has no loss to train on: use --method byov.")
+
+
 def signs_of(batch: Batch, config: Config, key: tuple[int, ...]) -> torch.Generator | bool:
     """Where flipout is on, the signs' generator: micro-batches and processes may share a draw, but not the signs."""
     if config.posterior.draw != "flipout":
@@ -162,13 +179,17 @@ def _pretrained_prior(posterior: Posterior, std: float) -> priors.Pretrained:
     return priors.Pretrained(mean, stds)
 
 
+AnyLearner = SelfSupervised | Supervised | PostHoc
+Network = Student | Classifier | Bare
+
+
 def build_learner(
     config: Config,
     image_shape: tuple[int, int, int],
     classes: int | None,
     device: torch.device | str = "cpu",
-    initialise: Callable[[Student | Classifier], None] = lambda network: None,
-) -> SelfSupervised | Supervised:
+    initialise: Callable[[Network], None] = lambda network: None,
+) -> AnyLearner:
     """The learner of a resolved config, initialised from its seed, then by `initialise` (weights given with --init)."""
     dtype = torch.float64 if config.precision == "64-true" else torch.float32
     state = torch.random.get_rng_state()
@@ -178,12 +199,14 @@ def build_learner(
         if config.method in SUPERVISED:
             if classes is None:
                 raise BadInput(f"{config.method} needs labels, but {config.data} has none: use byov or byol.")
-            network: Student | Classifier = Classifier(encoder, classes)
+            network: Network = Classifier(encoder, classes)
+        elif config.method == "posthoc":
+            network = Bare(encoder)
         else:
             network = Student(encoder, config.model)
     finally:
         torch.random.set_rng_state(state)
     initialise(network)
     network.to(device, dtype)  # before the wrapping: the priors alias the flat tensors
-    kind = Supervised if config.method in SUPERVISED else SelfSupervised
-    return kind(config, network, image_shape[-1])  # type: ignore[arg-type]
+    kind = {Classifier: Supervised, Bare: PostHoc, Student: SelfSupervised}[type(network)]
+    return kind(config, network, image_shape[-1])  # type: ignore[no-any-return]

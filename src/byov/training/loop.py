@@ -28,7 +28,7 @@ from byov.randomness import permutation
 from byov.training import checkpoints
 from byov.training.division import divide
 from byov.training.journal import Journal
-from byov.training.learners import ORDER, Batch, SelfSupervised, Supervised
+from byov.training.learners import ORDER, AnyLearner, Batch
 from byov.training.masks import hold_pruned
 from byov.training.monitors import (
     FirstBadOutput,
@@ -79,7 +79,7 @@ class Trainer:
 
     config: Config
     folder: Path
-    learner: SelfSupervised | Supervised
+    learner: AnyLearner
     data: ImageSet
     processes: Processes = field(default_factory=Processes)
     autocast: Callable[[], Any] | None = None
@@ -114,7 +114,8 @@ class Trainer:
 
     @property
     def total(self) -> int:
-        return self.config.optim.epochs * self.steps_per_epoch
+        """Steps of the whole run. A posthoc run has one: the fit of its posterior."""
+        return 1 if self.config.method == "posthoc" else self.config.optim.epochs * self.steps_per_epoch
 
     def batches(self, step: int) -> list[Batch]:
         """This process's micro-batches of a step."""
@@ -307,6 +308,12 @@ class Trainer:
         hold_pruned(self.learner, checkpoints.part(tensors, "mask."))
         checkpoints.load_optimizer_tensors(self.optimizer, checkpoints.part(tensors, "optimizer."))
         self.step, self.seconds = state["step"], state["seconds"]
+
+    def finish(self, seconds: float) -> dict[str, Any]:
+        """Ends a run whose posterior was fitted without training; writes and returns the summary."""
+        self.step, self.seconds = self.total, seconds
+        self.save()
+        return self._summarise()
 
     def _summarise(self) -> dict[str, Any]:
         sigma = self.learner.posterior.sigma

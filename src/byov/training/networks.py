@@ -58,6 +58,18 @@ class Student(nn.Module):
         return Outputs(features, projection, self.predictor(projection))
 
 
+class Bare(nn.Module):
+    """An encoder and nothing else, where nothing is trained."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, images: Tensor) -> tuple[Tensor]:
+        """Features."""
+        return (self.encoder(images),)
+
+
 class Classifier(nn.Module):
     """Encoder and a linear layer."""
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from byov.backbones import backbone_of_weights, complete_model
-from byov.config import BAYESIAN, SUPERVISED, Config, Optim, View
+from byov.config import BAYESIAN, SUPERVISED, Config, Method, Optim, View
 from byov.errors import BadInput
 from byov.schedules import log_variance_rate
 from byov.training.division import set_aside
@@ -20,14 +20,21 @@ T = TypeVar("T")
 BLUR_FROM = 64  # pixels: at 32 a blurred image shows nothing
 LEAST_STEPS = 1500  # of a run whose length byov chooses: the maps of docs/working-point.md have 1,560
 MOST_EPOCHS = 500  # that are chosen for it: a hundred images are learned by heart before
+SELF_SUPERVISED = ("byov", "byol")
 WEIGHT_DECAY = {"adamw": 0.05, "lars": 1e-6}  # where nothing is random
 
 
-def choose_recipe(side: int | None) -> str:
-    """The recipe for images of this side (None: a folder's, which have many), where the user names none."""
+def choose_recipe(side: int | None, init: str | None) -> str:
+    """The recipe for images of this side (None: a folder's, which have many) and start, where the user names none."""
     if side is None:
-        return "folder-64"
+        return "folder-64" if backbone_of_weights(init) is None else "adapt-photos"
     return "digits" if side <= 16 else "small-images"
+
+
+def automatic_method(init: str | None) -> Method:
+    """The method that `auto` stands for: what found odd and misclassified images best on the data it was chosen on
+    (docs/score.md), which from pretrained weights is no training at all."""
+    return "byov" if backbone_of_weights(init) is None else "posthoc"
 
 
 def resolve(
@@ -85,7 +92,7 @@ def resolve(
             config.views,
             first=_view(config.views.first, side, flips, blur=1.0),
             second=_view(config.views.second, side, flips, blur=0.1),
-            cached=0 if config.method in SUPERVISED else config.views.cached,  # these have one view an image
+            cached=config.views.cached if config.method in SELF_SUPERVISED else 0,  # the others have no pairs of views
         ),
     )
     _check(resolved, world)
@@ -188,6 +195,7 @@ def _check(config: Config, world: int) -> None:
         (config.objective.negatives_weight >= 0, "objective.negatives_weight must not be negative"),
         (config.objective.negatives_temperature > 0, "objective.negatives_temperature must be positive"),
         (posterior.prior_std > 0, "posterior.prior_std must be positive"),
+        (0 < posterior.overlap < 1, "posterior.overlap must be between 0 and 1"),
         (min(model.projector_layers, model.predictor_layers) >= 1, "a head needs at least 1 layer"),
         (config.monitor.log_every >= 1, "monitor.log_every must be at least 1"),
         (config.threads is not None and config.threads >= 1, "threads must be at least 1"),

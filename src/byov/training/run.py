@@ -24,9 +24,9 @@ from byov.training import checkpoints, view_cache
 from byov.training.batchnorm import share_batch_norms
 from byov.training.division import Division, divide, write_pixels, write_reference
 from byov.training.initial import initialiser
-from byov.training.learners import build_learner
+from byov.training.learners import Network, build_learner
 from byov.training.loop import Trainer, classes_of
-from byov.training.networks import Classifier, Student, encoder_of
+from byov.training.networks import encoder_of
 from byov.training.processes import Processes, meet, started
 from byov.training.resolve import LEAST_STEPS, cores, resolve, resolve_device
 
@@ -81,7 +81,7 @@ def prepare(
     trained = division.trained if len(division.trained) < len(data) else None
     statistics = pixel_statistics(data.images, trained)
 
-    def initialise(network: Student | Classifier) -> None:
+    def initialise(network: Network) -> None:
         network.encoder.set_pixel_statistics(*statistics)
         put_weights(network)
         if processes.world > 1:
@@ -150,6 +150,10 @@ def _resolved(
         raise BadInput(f"{config.method} needs labels, but {config.data} has none: use byov or byol.")
     config = replace(config, image_size=config.image_size or source.image_size)
     config = resolve(config, data.shape, data.images, source.flips, processes.world, local, least_steps)
+    if config.method == "posthoc" and config.init is None:
+        raise BadInput(
+            "posthoc puts noise around given weights: give them with --init (lite0, timm:NAME, a run, a file)."
+        )
     if config.posterior.prior == "pretrained" and config.init is None:
         raise BadInput("the prior `pretrained` needs weights to stand around: give them with --init.")
     return config
@@ -188,7 +192,7 @@ def _begin(trainer: Trainer, division: Division) -> None:
     try:
         write_text(trainer.folder / "config.yaml", to_yaml(trainer.config))
         write_reference(trainer.folder, trainer.config, len(trainer.data), trainer.fingerprint, division)
-        write_pixels(trainer.folder, trainer.data.images, division)
+        write_pixels(trainer.folder, trainer.data.images, division, trainer.learner.image_size)
         trainer.save()  # a run can be resumed from its first moment on
         trainer.folder.rename(out)
     finally:
@@ -270,7 +274,7 @@ def estimate_seconds(trainer: Trainer, steps: int = 2) -> float:
 def too_short(trainer: Trainer) -> str | None:
     """A warning, where a new run can hardly learn anything."""
     steps = trainer.total
-    if trainer.step or steps >= FEW_STEPS:
+    if trainer.step or steps >= FEW_STEPS or trainer.config.method == "posthoc":
         return None
     return (
         f"warning: a run of {steps} step{'s' * (steps != 1)} learns little: give more --optim.epochs "
@@ -285,11 +289,15 @@ def describe(trainer: Trainer, origin: str) -> str:
     weights = sum(p.numel() for p in posterior.module.parameters()) + posterior.means.numel()
     given = {key: getattr(model, key) for key in ("width", "depth", "patch", "stem", "norm")}
     shape = "".join(f"{key} {value}, " for key, value in given.items() if value is not None)
+    untrained = config.method == "posthoc"
+    length = f"{optim.epochs} epoch{'s' * (optim.epochs != 1)} of {steps} step{'s' * (steps != 1)}"
+    optimizer = f"batch {optim.batch_size}, {optim.optimizer}, lr {optim.lr:g}"
+    start = "" if config.init is None else f", weights of {config.init}"
     lines = [
         f"{config.method} on {config.data}: {config.images:,} images ({config.calibration:,} more set aside), "
-        f"{optim.epochs} epoch{'s' * (optim.epochs != 1)} of {steps} step{'s' * (steps != 1)}, recipe {origin}",
-        f"{model.backbone}: {shape}{weights:,} weights, {posterior.means.numel():,} of them random; "
-        f"batch {optim.batch_size}, {optim.optimizer}, lr {optim.lr:g}",
+        f"{'nothing is trained' if untrained else length}, recipe {origin}",
+        f"{model.backbone}{start}: {shape}{weights:,} weights, {posterior.means.numel():,} of them random; "
+        f"{f'overlap {config.posterior.overlap:g}' if untrained else optimizer}",
         f"writing to {trainer.folder} (config.yaml holds every setting)",
     ]
     if trainer.step:
