@@ -46,6 +46,7 @@ from byov.training.step import StepReport, noise_key, training_step
 from byov.training.view_cache import ViewCache, remove_cache
 
 KNN_BANK, KNN_QUERIES = 2000, 1000
+KNN_AT_ONCE = 100  # images: a convolutional encoder takes up to 3 MiB for each at 96 pixels
 
 
 class Interrupted(Exception):
@@ -233,7 +234,7 @@ class Trainer:
             return None
         encoder = self.learner.posterior.module.get_submodule("encoder").eval()
         with torch.no_grad():
-            whole = (self.pixels(ids) for ids in torch.split(chosen, 500))
+            whole = (self.pixels(ids) for ids in torch.split(chosen, KNN_AT_ONCE))
             parts = [encoder(resized(images, self.learner.image_size)).float().cpu() for images in whole]
         encoder.train()
         features, labels = torch.cat(parts), self.labels[chosen].cpu()

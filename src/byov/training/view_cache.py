@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -58,17 +58,19 @@ class Description(NamedTuple):
 class ViewCache:
     """The activations of views 0 to M - 1 of every image: even numbers are BYOL's first kind, odd ones the second."""
 
-    activations: np.ndarray[Any, np.dtype[np.float16]]
-    channels_last: bool
+    file: Path
+    description: Description
 
     def pair(self, ids: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
         """The two views of images in an epoch, float16."""
-        first, second = pair_of(epoch, len(self.activations) // 2)
-        return self._read(2 * first, ids), self._read(2 * second + 1, ids)
+        first, second = pair_of(epoch, self.description.shape[0] // 2)
+        return self.view(2 * first, ids), self.view(2 * second + 1, ids)
 
-    def _read(self, number: int, ids: Tensor) -> Tensor:
-        read = torch.from_numpy(self.activations[number][ids.numpy()])
-        return read.movedim(-1, 1) if self.channels_last else read
+    def view(self, number: int, ids: Tensor) -> Tensor:
+        """One view of images. The file is mapped for each call: pages of a lasting map would count as memory."""
+        mapped = np.memmap(self.file, np.float16, "r", shape=self.description.shape)
+        read = torch.from_numpy(mapped[number, ids.numpy()])
+        return read.movedim(-1, 1) if self.description.channels_last else read
 
 
 def pair_of(epoch: int, half: int) -> tuple[int, int]:
@@ -157,7 +159,7 @@ def open_cache(run: Path, description: Description) -> ViewCache:
     folder = run / FOLDER
     if _about(folder) != description:
         raise BadInput(f"{folder} cannot be read here: all processes must share the disk of the run.")
-    return ViewCache(np.memmap(folder / FILE, np.float16, "r", shape=description.shape), description.channels_last)
+    return ViewCache(folder / FILE, description)
 
 
 def remove_cache(run: Path) -> None:
