@@ -167,7 +167,7 @@ def test_images_of_another_kind_are_converted_and_told_apart(everything, folder:
     measures = ("auroc", "aupr_out", "aupr_in", "fpr95")
     assert {f"{name}.{score}.{m}" for score in scores for m in measures} <= set(made)
     assert {score for score in scores if score.startswith("label_free_")} == {f"label_free_{n}" for n in CANDIDATES}
-    assert len(scores) == 5 + 14 + 6  # baselines, label-free scores, those of the draws
+    assert len(scores) == 5 + 15 + 6  # baselines, label-free scores, those of the draws
     for score in ("knn", ODDNESS):
         assert made[f"{name}.label_free_{score}.auroc"] > 0.9  # noise of another size is no digit
 
