@@ -52,7 +52,10 @@ def test_a_folder_with_bad_files_trains_and_is_evaluated(photos: Path, tmp_path:
     done = byov("train", "--data", f"folder:{photos}", "--init", "none", "--out", out, *SMALL)
     assert done.returncode == 0, done.stderr
     assert f"warning: 4 of 150 files in {photos / 'train'} are skipped: cat/070.jpg (" in done.stderr
-    assert "139 images (7 more set aside), 1 epoch of 8 steps, recipe folder-64 (chosen for a folder of images, random weights)" in done.stderr
+    assert (
+        "139 images (7 more set aside), 1 epoch of 8 steps, recipe folder-64 (chosen for a folder of images, random weights)"
+        in done.stderr
+    )
     assert "about a minute or less here" in done.stderr and "Traceback" not in done.stderr
     config = read_config(out / "config.yaml")
     assert (config.image_size, config.images, config.data) == (16, 139, f"folder:{photos}")
@@ -158,7 +161,10 @@ def test_what_a_recipe_sets_for_another_backbone_is_dropped(photos: Path, tmp_pa
         ("--init nothing.pt", "there are no weights nothing.pt: give lite0, lite1, lite2, timm:NAME, a run folder"),
         ("--init lite9", "there are no weights lite9: give lite0, lite1, lite2, timm:NAME, a run folder"),
         ("--method posthoc --init none", "posthoc puts noise around given weights: give them with --init"),
-        ("--init none --model.frozen-until blocks.99", "there is no stage 'blocks.99' to freeze until: use one of stem"),
+        (
+            "--init none --model.frozen-until blocks.99",
+            "there is no stage 'blocks.99' to freeze until: use one of stem",
+        ),
         ("--init none --model.frozen-until norm", "freezing until 'norm' leaves no weight of the encoder to train"),
         ("--model.backbone resnet-19", "there is no backbone 'resnet-19'"),
         ("--init none --model.patch 5", "patches of 5 do not divide"),
