@@ -57,7 +57,7 @@ def prepared(folder: Path, weights: Path, model: Model = MODEL, **posterior: obj
     return prepare(config, folder, say=lambda text: None)
 
 
-# --------------------------------------------------------------------------------------------------------- the bisection
+# -------------------------------------------------------------------------------------------------------- the bisection
 
 
 @pytest.mark.parametrize("c", [0.002, 0.03, 0.5])

@@ -24,7 +24,7 @@ SETTINGS: dict[str, Any] = {"run": "a run", "draws": 3}
 
 
 class Brightness:
-    """Oddness is the mean pixel, uncertainty what is missing to white; remembers the images it was given, and stops after some chunks."""
+    """Oddness is the mean pixel, uncertainty the rest to white; counts its images, and stops after some chunks."""
 
     def __init__(self, percentiles: bool = True, stop_after: int = 1000) -> None:
         self.percentiles, self.left, self.seen = percentiles, stop_after, 0
