@@ -1,4 +1,4 @@
-"""Both scores from one forward pass: the oddness is the Scorer's, the uncertainty is learned from the reference images."""
+"""Both scores from one forward pass: exact oddness, and an uncertainty that is learned from the reference images."""
 
 from __future__ import annotations
 

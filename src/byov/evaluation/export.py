@@ -194,15 +194,15 @@ class _Scored(nn.Module):
         super().__init__()
         self.encoder, self.one_pass = encoder, scorer.model
         for name, values in scorer.usual().items():
-            self.register_buffer(name, values.float())
+            self.register_buffer(f"calibration_{name}", values.float())
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         embedding = self.encoder(images)
         found = []
         for name, values in zip(SCORES, self.one_pass(embedding), strict=True):
             found.append(values)
-            if hasattr(self, name):
-                found.append(percentiles(values, getattr(self, name)))
+            if hasattr(self, f"calibration_{name}"):
+                found.append(percentiles(values, getattr(self, f"calibration_{name}")))
         return embedding, *found
 
 
