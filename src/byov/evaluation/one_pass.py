@@ -47,8 +47,8 @@ ROUNDING = 1e-5  # of a statistic: less spread than this is float32's rounding
 SAME = 1 - 2e-6  # cosine from which, in a file without byov, an image is taken to be the reference image itself
 
 EXACT: Mapping[str, Callable[[Tensor, int], Tensor]] = {
-    "knn_cosine": lambda profile, odd: 1 - profile[:, :NEIGHBOURS].mean(1),
-    ODDNESS: lambda profile, odd: 1 - profile[:, odd - 1],
+    "knn_cosine": lambda profile, odd: 1 - profile.narrow(1, 0, min(NEIGHBOURS, profile.shape[1])).mean(1),
+    ODDNESS: lambda profile, odd: 1 - profile.select(1, odd - 1),
 }
 """Candidates that the profile gives without a head, such as the uncertainty of runs without random weights."""
 
@@ -65,6 +65,8 @@ class OnePass(nn.Module):
     """
 
     reference: Tensor
+    points: Tensor
+    sharpness: Tensor
     centre: Tensor
     scale: Tensor
     weights: Tensor
@@ -77,7 +79,8 @@ class OnePass(nn.Module):
         count = len(chosen)
         self.odd, self.near = part_of(count, ODD_PART), part_of(count, CONSISTENT_PART)
         self.depth = min(max(self.odd, 3 * self.near), max(1, count - 1))
-        self.points = sorted({round(k) - 1 for k in np.geomspace(1, self.depth, POINTS)})
+        points = sorted({round(k) - 1 for k in np.geomspace(1, self.depth, POINTS)})
+        self.register_buffer("points", torch.tensor(points))
         self.register_buffer("reference", normalize(features[chosen], dim=1))
         self.places = torch.full((len(features),), -1).scatter_(0, chosen, torch.arange(count))
         """Of all reference images, among those chosen; -1: it is not."""
@@ -91,7 +94,8 @@ class OnePass(nn.Module):
             self._fit(profiles, scores)
 
     def _fit(self, profiles: Tensor, targets: Tensor) -> None:
-        self.unit = max(float((profiles[:, 0] - profiles[:, -1]).median()), ROUNDING)
+        length = max(float((profiles[:, 0] - profiles[:, -1]).median()), ROUNDING)
+        self.register_buffer("sharpness", 1 / (length * torch.tensor(WIDTHS)[:, None]))
         head = fit(self.statistics(profiles).double(), targets)
         for name in ("centre", "scale", "weights", "offset"):
             self.register_buffer(name, getattr(head, name).float())
@@ -105,8 +109,10 @@ class OnePass(nn.Module):
         """
         cosines = normalize(features, dim=1) @ self.reference.T
         if own is None:
-            found = cosines.topk(min(self.depth + 1, len(self.reference)), dim=1).values
-            return torch.where(found[:, :1] > SAME, found[:, -self.depth :], found[:, : self.depth])
+            shift = min(1, len(self.reference) - self.depth)  # narrow, not slices: fewer operations in ONNX
+            found = cosines.topk(self.depth + shift, dim=1).values
+            itself = found.narrow(1, 0, 1) > SAME
+            return torch.where(itself, found.narrow(1, shift, self.depth), found.narrow(1, 0, self.depth))
         own = torch.where(own >= 0, self.places[own], -1)
         rows = (own >= 0).nonzero()[:, 0]
         cosines.index_put_((rows, own[rows]), torch.tensor(-torch.inf))
@@ -118,13 +124,10 @@ class OnePass(nn.Module):
         Some of the cosines, and how sharp the boundary behind the nearest part is: if a draw moved each cosine by noise
         of some width, how much two draws would disagree on who is in front of it.
         """
-        boundary = profile[:, self.near - 1 : self.near + 1].mean(1, keepdim=True)
-        found = [profile[:, self.points]]
-        for width in WIDTHS:
-            inside = torch.sigmoid((profile - boundary) / (width * self.unit))
-            both, total = inside.square().sum(1), inside.sum(1)
-            found.append(torch.stack([(total - both) / self.near, 1 - both / total], dim=1))
-        return torch.cat(found, dim=1)
+        boundary = profile.narrow(1, self.near - 1, min(2, self.depth - self.near + 1)).mean(1, keepdim=True)
+        inside = torch.sigmoid((profile - boundary).unsqueeze(1) * self.sharpness)
+        both, total = inside.square().sum(2), inside.sum(2)
+        return torch.cat([profile.index_select(1, self.points), (total - both) / self.near, 1 - both / total], dim=1)
 
     def forward(self, features: Tensor, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Oddness and uncertainty, (images,) each, in float32."""
@@ -162,8 +165,8 @@ def fit(statistics: Tensor, targets: Tensor, penalty: float = PENALTY) -> Head:
 
 def percentiles(values: Tensor, usual: Tensor) -> Tensor:
     """The part of the usual scores that are below, and half of those equal: as in `Scorer`, in operations of ONNX."""
-    below = (usual < values[:, None]).float().sum(1) + (usual <= values[:, None]).float().sum(1)
-    return below * (50.0 / len(usual))
+    values = values.unsqueeze(1)
+    return ((usual < values).float() + (usual <= values).float()).sum(1) * (50.0 / len(usual))
 
 
 class FastScorer(Scorer):
