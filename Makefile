@@ -18,7 +18,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo   train BYOV and BYOL on digits, evaluate both, write $(DEMO)/report.html"
+	@echo "make demo   train BYOV and BYOL on digits, evaluate both, find planted odd images, write $(DEMO)/report.html"
 	@echo "make test   the whole test suite"
 	@echo "make lint   ruff, mypy, import-linter"
 	@echo "make bench  byov beside what one would use instead: benchmarks/results.md (under 40 minutes)"
@@ -28,12 +28,17 @@ help:
 	@echo "make picture  docs/report.png, a screenshot of the demo's page (needs chromium)"
 
 demo: $(VENV)/.stamp-demo
-	@if [ -e $(DEMO) ]; then echo "removing $(DEMO), the demo of an earlier time"; rm -rf $(DEMO)/byov $(DEMO)/byol $(DEMO)/report.html; fi
+	@if [ -e $(DEMO) ]; then echo "removing $(DEMO), the demo of an earlier time"; rm -rf $(DEMO)/byov $(DEMO)/byol $(DEMO)/folder $(DEMO)/odd.* $(DEMO)/report.html; fi
 	$(BIN)/byov train digits --method byov --out $(DEMO)/byov $(DEMO_FLAGS)
 	$(BIN)/byov train digits --method byol --out $(DEMO)/byol $(DEMO_FLAGS)
 	$(BIN)/byov evaluate $(DEMO)/byov
 	$(BIN)/byov evaluate $(DEMO)/byol
+	$(BIN)/python benchmarks/planted.py build --normal digits --odd noise:15 letters:15 charts:10:alike --images 500 --out $(DEMO)/folder
+	$(BIN)/byov score $(DEMO)/byov $(DEMO)/folder/images --out $(DEMO)/odd.parquet
 	$(BIN)/byov report $(DEMO)/byov $(DEMO)/byol --out $(DEMO)/report.html
+	@$(BIN)/python benchmarks/planted.py table --brief --scores $(DEMO)/odd.parquet --truth $(DEMO)/folder/truth.csv --column oddness
+	@$(BIN)/python benchmarks/planted.py table --brief --scores $(DEMO)/odd.parquet --truth $(DEMO)/folder/truth.csv --column uncertainty
+	@echo "odd images: $(DEMO)/odd.html, all measures: $(DEMO)/report.html"
 
 test: $(VENV)/.stamp-test
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) -rs

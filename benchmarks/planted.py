@@ -424,6 +424,14 @@ def render(column: str, folders: Mapping[str, Mapping[str, Found]], together: Ma
     )
 
 
+def brief(column: str, odd: Found) -> str:
+    """Return the whole in a line."""
+    return (
+        f"{odd.images} odd images were planted. By `{column}`, {100 * odd.found:.0f}% of them are among the first "
+        f"{odd.images} (AUROC {odd.auroc:.3f}; chance is 0.5)."
+    )
+
+
 def _shown(found: Found) -> tuple[str, str]:
     return f"{found.auroc:.3f}", f"{100 * found.found:.0f}"
 
@@ -458,7 +466,7 @@ def _table(options: argparse.Namespace) -> None:
         name = name if name not in folders else f"{name} ({len(folders) + 1})"
         folders[name] = evaluate(*read_folder(scores, truth, options.column))
     together = pooled(folders.values())
-    print(render(options.column, folders, together))
+    print(brief(options.column, together["all odd"]) if options.brief else render(options.column, folders, together))
     if options.out:
         plain = {name: {kind: asdict(found) for kind, found in kinds.items()} for name, kinds in folders.items()}
         pool = {kind: asdict(found) for kind, found in together.items()}
@@ -489,6 +497,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     table.add_argument("--truth", type=Path, nargs="+", required=True, help="their truth.csv, in the same order")
     table.add_argument("--column", default="oddness", help="of the tables; higher means odder")
+    table.add_argument("--brief", action="store_true", help="print one line for all folders together")
     table.add_argument("--out", type=Path, help="also write the numbers to this JSON file")
     table.set_defaults(run=_table)
     return parser.parse_args(arguments)

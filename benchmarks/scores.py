@@ -20,25 +20,28 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import cosine_similarity, normalize
 
 from byov.data.shifts import shifted
 from byov.data.sources import open_source
+from byov.data.views import two_views
 from byov.errors import BadInput
 from byov.evaluation.features import features_of
 from byov.evaluation.probe import fit_probe
-from byov.evaluation.reference import Bank
+from byov.evaluation.reference import Bank, at_draw
 from byov.evaluation.run import Run, load
 from byov.evaluation.score import CANDIDATES, CONSISTENT_PART, candidate_scores, is_deterministic, part_of
 from byov.evaluation.subject import at_side, in_channels, load_labelled, spread
 from byov.files import write_json
 from byov.metrics.ranking import auroc, midranks
 from byov.metrics.resampling import resampled_counts
+from byov.training.learners import SelfSupervised
 
 KS = (10, 25, 50, 100, 250)
 NOISE, SEVERITIES, NOISY = "gaussian_noise", (1, 3, 5), 1000
 RESAMPLES = 300
 ERRORS = "errors"
+VIEWS_KEY = 29  # of the views whose loss is taken: those of training have others
 
 
 # ------------------------------------------------------------------------------------------------------------- measures
@@ -59,6 +62,8 @@ def measure(
     names = [n for n, c in CANDIDATES.items() if not c.least_draws or not is_deterministic(run)]
     scores = candidate_scores(run, test, draws, names)
     scores |= knn_scores(Bank(run), features) | {"confidence (labels)": 1 - probabilities.max(1).values}
+    if isinstance(run.learner, SelfSupervised):
+        scores |= loss_scores(run, run.learner, at_side(test, side), max(draws, 1))
     if ensemble:
         scores["ensemble"] = ensemble_disagreement([run, *ensemble], test)
     found: dict[str, object] = {
@@ -95,6 +100,30 @@ def knn_scores(bank: Bank, features: Tensor) -> dict[str, Tensor]:
         nearest = cosines.topk(min(KS[-1], len(reference)), dim=1).values
         found |= {f"{kind}kNN {k}": 1 - nearest[:, :k].mean(1) for k in KS}
     return found
+
+
+@torch.no_grad()
+def loss_scores(run: Run, learner: SelfSupervised, images: Tensor, draws: int) -> dict[str, Tensor]:
+    """Scores from the image's own BYOL loss at each draw: the generalised predictive density, and the loss's variance.
+
+    The density is -log of the mean over draws of exp(-loss / temperature), which is what the generalised posterior
+    implies. The two views of an image are the same at every draw.
+    """
+    losses = []
+    for part in torch.split(torch.arange(len(images)), 256):
+        pair = two_views(images[part], part, run.config.views, run.image_shape[-1], VIEWS_KEY, 0)
+        targets = [learner.teacher.eval()(view) for view in pair]
+        rows = []
+        for k in range(draws):
+            with at_draw(learner.posterior.eval(), run.config.seed, k):
+                predictions = [learner.posterior(view).prediction for view in pair]
+            cosines = [cosine_similarity(p, z) for p, z in zip(predictions, reversed(targets), strict=True)]
+            rows.append(4 - 2 * sum(cosines))
+        losses.append(torch.stack(rows))
+    loss = torch.cat(losses, dim=1).double()
+    temperature = run.config.posterior.temperature
+    density = -torch.logsumexp(-loss / temperature, dim=0) * temperature
+    return {"BYOL loss": loss.mean(0), "predictive density": density, "variance of the loss": loss.var(0)}
 
 
 def ensemble_disagreement(runs: Sequence[Run], images: Tensor) -> Tensor:
@@ -214,7 +243,7 @@ def main() -> None:
     measured.add_argument("--out", type=Path, required=True)
     compared = commands.add_parser("compare")
     compared.add_argument("files", nargs=2, type=Path)
-    compared.add_argument("--scores", nargs="*", default=["consistency"])
+    compared.add_argument("--scores", nargs="*", default=["combined", "consistency"])
     options = parser.parse_args()
     try:
         if options.command == "pets":

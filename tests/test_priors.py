@@ -31,6 +31,7 @@ CASES = {
     "teacher_mean": (priors.TeacherMean(OTHER), OTHER, torch.ones(N)),
     "teacher_moments": (priors.TeacherMoments(OTHER, VARIANCE), OTHER, VARIANCE.clamp(min=FLOOR)),
     "pretrained": (priors.Pretrained(OTHER, 0.3), OTHER, torch.full((N,), 0.3**2, dtype=torch.float64)),
+    "pretrained_stds": (priors.Pretrained(OTHER, 0.1 + VARIANCE), OTHER, (0.1 + VARIANCE) ** 2),
 }
 
 

@@ -144,7 +144,8 @@ def _train(arguments: list[str]) -> int:
     from byov.training.run import describe, estimate_seconds, prepare, too_short
 
     new = not options.resume and options.extend is None
-    ours = new and options.recipe is None and "--optim.epochs" not in given  # the length is for us to choose
+    trains = options.config.method != "posthoc"
+    ours = new and trains and options.recipe is None and "--optim.epochs" not in given  # the length is ours to choose
     console = Console(stderr=True, highlight=False, emoji=False, quiet=_rank() > 0)
     with disk_space_checked(options.out):
         with StageProgress(console) as stages:
@@ -208,7 +209,8 @@ def _fit_posthoc(trainer: Any, out: Path, console: Any) -> int:
         console.print("interrupted: nothing was fitted; go on with --resume.")
         return INTERRUPTED
     summary = trainer.finish(time.monotonic() - begun)
-    _print_summary(out, summary | {"noise": fitted.c, "overlap": fitted.overlap})
+    shown = {key: summary[key] for key in ("seconds", "peak_memory_mib", "random_weights", "median_sigma")}
+    _print_summary(out, shown | {"noise": fitted.c, "overlap": fitted.overlap})
     return DONE
 
 

@@ -79,9 +79,10 @@ class Posterior:
     scale: Literal["exp", "softplus"] = "exp"
     """What the optimizer moves: the log-variance, sigma = exp(./2); or Blundell's rho, sigma = softplus(rho)."""
     prior: Literal["standard", "teacher_mean", "teacher_moments", "pretrained"] = "standard"
-    """N(0, I); N(teacher, I); N(teacher, running variance); N(weights of --init, prior_std^2)."""
+    """N(0, I); N(teacher, I); N(teacher, running variance); N(weights of --init, prior_std^2), with N(0, I) for the
+    heads."""
     prior_std: float = 0.1
-    """Standard deviation of the prior `pretrained`."""
+    """Standard deviation of the prior `pretrained` for the encoder's weights."""
     variance_floor: float | None = None
     """Least variance of the prior `teacher_moments`. Unset: the initial posterior variance."""
     beta_start: float = 0.0
@@ -90,7 +91,7 @@ class Posterior:
     """Weight of the KL at the end."""
     temperature: float = 0.01
     """Multiplies the KL: a cold posterior below 1. At 1, small data sets learn little (docs/gotchas.md)."""
-    overlap: float = 0.5
+    overlap: float = 0.3
     """posthoc: noise is widened until two draws have this part of an image's nearest reference images in common
     (Jaccard: common ones over all)."""
     scales: Literal["rms", "tensors"] = "rms"
@@ -127,6 +128,9 @@ class Optim:
     """Of the means; log-variances always have AdamW."""
     lr: float = 1e-3
     """Peak learning rate of the means, for this batch size. LARS: BYOL's are 0.2 to 0.45 for each 256 images."""
+    encoder_lr: float = 1.0
+    """Learning rate of the encoder's weights relative to `lr`, which the heads have: below 1 to adapt a pretrained
+    encoder gently. Log-variances are not affected."""
     log_variance_lr: float | None = None
     """Peak learning rate of the log-variances: Adam moves them by about this much a step. Unset: 8 / steps, with
     softplus 4 / steps, so that sigma ends where it would after any number of them."""
@@ -187,6 +191,9 @@ class Views:
     """View 1."""
     second: View = field(default_factory=lambda: View(solarise=0.2))
     """View 2."""
+    cached: int = 0
+    """Views per image, half of each kind, whose activations after the frozen stages (model.frozen_until) are computed
+    once and read in every epoch. 0: fresh views in every epoch. An even number."""
 
 
 @dataclass(frozen=True)

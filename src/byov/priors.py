@@ -137,7 +137,7 @@ class TeacherMoments(Gaussian):
 
 
 class Pretrained(Gaussian):
-    """N(w0, std^2 I) around given weights."""
+    """N(w0, std^2) around given weights; the standard deviation is a number, or one for each weight."""
 
-    def __init__(self, weights: Tensor, std: float) -> None:
+    def __init__(self, weights: Tensor, std: Tensor | float) -> None:
         super().__init__(weights.detach().clone(), std**2)

@@ -89,6 +89,11 @@ def expected_scores(run: Run) -> dict[str, np.ndarray]:
         _, images, bank = of_draw(run, k)
         return 1 - np.sort(unit(images + centre) @ unit(bank + centre).T, axis=1)[:, ::-1]
 
+    def near(k: int | None) -> np.ndarray:
+        """Mean cosine distance to the 10 nearest, centred."""
+        _, images, bank = of_draw(run, k)
+        return 1 - np.sort(unit(images) @ unit(bank).T, axis=1)[:, ::-1][:, :10].mean(1)
+
     def alike(k: int) -> list[set[int]]:
         _, images, bank = of_draw(run, k)
         order = np.argsort(-(unit(images + centre) @ unit(bank + centre).T), axis=1)
@@ -104,11 +109,12 @@ def expected_scores(run: Run) -> dict[str, np.ndarray]:
         "neighbours": neighbours,
         "disagreement": 1 - np.array(common),
         "consistency": 1 - np.array(consistent),
-        "neighbours_cosine": np.mean([cosines(k)[:, :10].mean(1) for k in range(DRAWS)], axis=0),
+        "combined": np.mean([near(k) for k in range(DRAWS)], axis=0) * (1 - np.array(consistent)),
+        "neighbours_cosine": np.mean([near(k) for k in range(DRAWS)], axis=0),
         "mahalanobis": np.mean([whitened(d[1], d[2]) for d in draws], axis=0),
         "product": neighbours * information,
         "knn": distances(still[1], still[2]),
-        "knn_cosine": cosines(None)[:, :10].mean(1),
+        "knn_cosine": near(None),
         "kth_cosine": cosines(None)[:, 9],  # 6% of 100 are fewer than 10
         "mahalanobis_at_means": whitened(still[1], still[2]),
     }
@@ -203,7 +209,7 @@ def test_a_scorer_gives_one_of_the_candidates_and_the_embedding(run: Run) -> Non
         found = Scorer(run, name, DRAWS).scores(IMAGES)
         torch.testing.assert_close(found.uncertainty, everything[name], msg=name)
         assert torch.equal(found.embedding, run.features(IMAGES))
-    assert torch.equal(Scorer(run, draws=DRAWS).scores(IMAGES).uncertainty, everything["consistency"])
+    assert torch.equal(Scorer(run, draws=DRAWS).scores(IMAGES).uncertainty, everything["combined"])
     assert torch.equal(Scorer(run, draws=DRAWS).scores(IMAGES).oddness, everything["kth_cosine"])
 
 

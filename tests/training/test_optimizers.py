@@ -1,4 +1,4 @@
-"""LARS against the definition of DeepMind's BYOL, written out tensor by tensor; and its resumption."""
+"""LARS against the definition of DeepMind's BYOL, written out tensor by tensor; its resumption; the encoder's rate."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ import byov
 from byov import schedules
 from byov.config import Optim
 from byov.training import checkpoints
-from byov.training.optimizers import build_optimizer, set_learning_rates
+from byov.training.optimizers import build_optimizer, encoder_slowed, set_learning_rates
 
 LARS = Optim(epochs=2, batch_size=8, optimizer="lars", lr=0.4, weight_decay=1e-2, clip=None, warmup=0.0)
 
@@ -127,3 +127,81 @@ def test_lars_decays_once(tmp_path: Path) -> None:
     before = trainer.learner.posterior.tensors()[weight].clone()
     trainer._advance()
     torch.testing.assert_close(trainer.learner.posterior.tensors()[weight], before, rtol=1e-6, atol=1e-9)
+
+
+# ------------------------------------------------------------------------------------------ the encoder's learning rate
+
+
+class WithHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.projector = network(), nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double()
+        self.encoder[0].bias.requires_grad_(False)
+
+
+@pytest.mark.parametrize("where", ["all", "linear", "none"])
+def test_the_encoders_learning_rate_is_that_of_a_group_of_its_own(where: str) -> None:
+    """Against AdamW over plain parameters in two groups, with another rate in every step and weight decay."""
+    torch.manual_seed(1)
+    plain = WithHead()
+    torch.manual_seed(1)
+    posterior = byov.Posterior(WithHead(), where)
+    config = Optim(lr=0.1, encoder_lr=0.2, weight_decay=0.05 if where == "none" else 0.0)
+    optimizer = build_optimizer(posterior, config)
+    trained = {name: p for name, p in plain.named_parameters() if p.requires_grad}
+    matrices = {name for name in trained if name.endswith(("0.weight", "4.weight"))}
+    groups = [
+        {
+            "params": [
+                p for n, p in trained.items() if n.startswith("encoder.") == inside and (n in matrices) == decayed
+            ],
+            "inside": inside,
+            "weight_decay": (config.weight_decay or 0.0) * decayed,
+        }
+        for inside in (True, False)
+        for decayed in (True, False)
+    ]
+    twin = torch.optim.AdamW(groups, lr=0.0)
+    log_variances = posterior.log_variances.detach().clone().requires_grad_()
+    alone = torch.optim.AdamW([log_variances], lr=0.0, weight_decay=0.0)
+    for k, step in enumerate(random_gradients(trained, 4)):
+        rate, alone.param_groups[0]["lr"] = set_learning_rates(optimizer, config, k / 10)
+        for group in twin.param_groups:
+            group["lr"] = rate * (config.encoder_lr if group["inside"] else 1.0)
+        for name, p in (*trained.items(), *posterior.module.named_parameters()):
+            p.grad = step[name].clone() if name in step else None
+        if posterior.segments.numel:
+            posterior.means.grad = torch.cat([step[s.name].reshape(-1) for s in posterior.segments])
+            posterior.log_variances.grad = torch.sin(posterior.means.detach())
+            log_variances.grad = posterior.log_variances.grad.clone()
+        with encoder_slowed(posterior, config.encoder_lr):
+            optimizer.step()
+        twin.step()
+        alone.step()
+    own = posterior.segments.named(posterior.means.detach()) | dict(posterior.module.named_parameters())
+    for name, p in trained.items():
+        torch.testing.assert_close(own[name].detach(), p.detach(), msg=lambda m, n=name: f"{n}: {m}")
+    torch.testing.assert_close(posterior.log_variances, log_variances)
+
+
+def test_a_factor_of_one_changes_no_bit_and_one_of_zero_keeps_the_encoder(tmp_path: Path) -> None:
+    ends = []
+    for factor in (1.0, 1.0, 0.0):
+        config = tiny.config(optim=Optim(epochs=1, batch_size=8, lr=0.01, log_variance_lr=0.02, encoder_lr=factor))
+        trainer = tiny.trainer(tmp_path, config)
+        before = trainer.learner.posterior.means.detach().clone()
+        trainer._advance(), trainer._advance()
+        ends.append(trainer.learner.posterior.means.detach().clone())
+    named = trainer.learner.posterior.segments.named
+    assert torch.equal(ends[0], ends[1])
+    for name, value in named(ends[2]).items():
+        assert torch.equal(value, named(before)[name]) == name.startswith("encoder."), name
+
+
+def test_decay_of_random_weights_is_slowed_too(tmp_path: Path) -> None:
+    optim = Optim(epochs=1, batch_size=8, lr=0.01, log_variance_lr=0.0, weight_decay=0.5, encoder_lr=0.0)
+    trainer = tiny.trainer(tmp_path, tiny.config(optim=optim))
+    weight = "mean.encoder.backbone.blocks.0.mlp.0.weight"
+    before = trainer.learner.posterior.tensors()[weight].clone()
+    trainer._advance(), trainer._advance()
+    assert torch.equal(trainer.learner.posterior.tensors()[weight], before)

@@ -12,7 +12,7 @@ GREY = (1, 8, 8)
 
 def test_nothing_is_left_open_but_what_none_means() -> None:
     left = {k for k, v in flatten(to_dict(resolve(Config(), GREY, 100, flips=True))).items() if v is None}
-    assert left == {"monitor.checkpoint_steps", "init", "model.norm"}  # the last is a ResNet's
+    assert left == {"monitor.checkpoint_steps", "init", "model.norm", "model.frozen_until"}  # no ResNet, nothing frozen
 
 
 @pytest.mark.parametrize("backbone", ["vit-micro", "resnet-18", "timm:any"])

@@ -161,6 +161,9 @@ class EfficientNetLite(Staged):
 
     def stages(self) -> Sequence[Stage]:
         def stem(images: Tensor) -> Tensor:
+            # What follows keeps this layout. Blocks 5, 6 and the head forward and backward, 64 images at 96 pixels, one
+            # core: 180 against 414 ms. (A ResNet-18 is slower with it.)
+            images = images.contiguous(memory_format=torch.channels_last)
             return F.relu6(self.bn1(self.conv_stem(images)), inplace=True)
 
         def head(x: Tensor) -> Tensor:

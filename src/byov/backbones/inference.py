@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from byov.backbones.family import Staged
@@ -33,7 +34,7 @@ def inference_copy(network: nn.Module) -> nn.Module:
     return twin.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-def _pairs(network: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Conv2d, nn.BatchNorm2d]]:
+def _pairs(network: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Conv2d, _BatchNorm]]:
     """Convolutions and the norms that follow them, with the place of the norm.
 
     In our own backbones a norm that is registered after a convolution also follows it in the forward pass.
@@ -42,11 +43,11 @@ def _pairs(network: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Conv2d, nn.B
         for parent in backbone.modules():
             children = list(parent.named_children())
             for (_, first), (name, second) in pairwise(children):
-                if isinstance(first, nn.Conv2d) and isinstance(second, nn.BatchNorm2d):
+                if isinstance(first, nn.Conv2d) and isinstance(second, _BatchNorm):
                     yield parent, name, first, second
 
 
-def _fold(parent: nn.Module, name: str, convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> None:
+def _fold(parent: nn.Module, name: str, convolution: nn.Conv2d, norm: _BatchNorm) -> None:
     """Puts the norm into the convolution. Weights may be plain tensors, the slices of a draw."""
     assert norm.running_mean is not None and norm.running_var is not None
     weight, bias = fuse_conv_bn_weights(

@@ -28,8 +28,8 @@ from byov.training.loop import Trainer
 IMAGES = 1000  # reference images that neighbourhoods are compared on
 FEW_IMAGES = 300  # the same while one tensor at a time is searched
 DRAWS = 3
-STEPS, FEW_STEPS = 10, 6  # of a bisection: c to 1%, and to 30%
-WIDEST = (1e-4, 10.0)  # where c is looked for
+STEPS, FEW_STEPS = 8, 6  # of a bisection: c to 3%, and to 11%
+WIDEST = (1e-3, 1.0)  # where c is looked for
 
 
 class Fitted(NamedTuple):

@@ -3,7 +3,7 @@
 `oddness`: how unlike the folder it is. Cosine distance to the k-th nearest reference image, at the means, with k about
 6% of the reference set: a group of odd images that are alike cannot hide itself unless it is larger than that.
 `uncertainty`: how unreliable its representation is. The part of its nearest reference images (2% of them) on which two
-weight draws disagree. Higher is odder, and less certain.
+weight draws disagree, times the distance to the ten nearest. Higher is odder, and less certain.
 
 These two are the winners among the candidates (docs/score.md); the others are kept for comparison. A candidate is a
 function of a few terms, each a function of one draw and averaged over draws; so all of them are streaming, and one pass
@@ -43,7 +43,7 @@ SHRINKAGE = 0.1  # of the bank's correlations towards none: a bank may have fewe
 DRAWS = 8  # of the weights, where the user does not say: docs/score.md has what more of them gain
 BLOCK = 1024  # images at a time: bounds the terms that hold a number for each bank image
 ODDNESS = "kth_cosine"
-DEFAULT, DEFAULT_AT_MEANS = "consistency", "knn_cosine"  # uncertainty, for a run that has a posterior, and for others
+DEFAULT, DEFAULT_AT_MEANS = "combined", "knn_cosine"  # uncertainty, for a run that has a posterior, and for others
 
 
 def part_of(bank: int, part: float) -> int:
@@ -129,7 +129,7 @@ TERMS: Mapping[str, Callable[[OneDraw], Tensor]] = {
     "distance": _distance,
     "votes": lambda draw: _votes(draw, draw.nearest[1]),
     "kth_cosine": lambda draw: 1 - draw.likeness[0][:, part_of(len(draw.bank), ODD_PART) - 1],
-    "mean_cosine": lambda draw: 1 - draw.likeness[0][:, :NEIGHBOURS].mean(1),
+    "mean_cosine": lambda draw: 1 - draw.cosines.topk(min(NEIGHBOURS, len(draw.bank) - 1), dim=1).values.mean(1),
     "cosine_votes": lambda draw: _votes(draw, draw.likeness[1][:, : part_of(len(draw.bank), CONSISTENT_PART)]),
     "whitened_norm": _whitened_norm,
 }
@@ -177,6 +177,10 @@ def _disagreement(terms: list[Tensor], draws: int) -> Tensor:
     return 1 - (votes * (votes - 1)).sum(1) / (votes.sum(1) * (draws - 1))
 
 
+def _distance_times_disagreement(terms: list[Tensor], draws: int) -> Tensor:
+    return terms[0] * _disagreement(terms[1:], draws)
+
+
 def _product(terms: list[Tensor], draws: int) -> Tensor:
     """Distance times mutual information: ranks as the sum of their logarithms does, whatever their scales."""
     return terms[0] * _mutual_information(terms[1:], draws)
@@ -190,6 +194,7 @@ CANDIDATES: Mapping[str, Candidate] = {
     "neighbours": Candidate(("distance",), _first),
     "disagreement": Candidate(("votes",), _disagreement, 2),
     "consistency": Candidate(("cosine_votes",), _disagreement, 2),
+    "combined": Candidate(("mean_cosine", "cosine_votes"), _distance_times_disagreement, 2),
     "neighbours_cosine": Candidate(("mean_cosine",), _first),
     "mahalanobis": Candidate(("whitened_norm",), _first),
     "product": Candidate(("distance", "assignment", "assignment_entropy"), _product, 2),

@@ -17,10 +17,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from byov.backbones import Encoder, efficientnet_lite, timm
+from byov.backbones import efficientnet_lite, timm
 from byov.config import LITE
 from byov.errors import BadInput
 from byov.training import checkpoints
+from byov.training.networks import encoder_of
 
 BACKBONE = "encoder.backbone."
 CONTAINERS = ("state_dict", "model", "model_state_dict")  # keys below which others keep a state dict
@@ -37,18 +38,12 @@ def initialiser(source: str | None) -> Callable[[nn.Module], None]:
     if source in LITE:
         published = efficientnet_lite.pretrained(source)
         return lambda network: _put(
-            network, efficientnet_lite.for_channels(published, _encoder(network).image_shape[0]), source
+            network, efficientnet_lite.for_channels(published, encoder_of(network).image_shape[0]), source
         )
     if source.startswith(timm.PREFIX):  # which of them depends on the images
-        return lambda network: _put(network, timm.pretrained(source, _encoder(network).image_shape), source)
+        return lambda network: _put(network, timm.pretrained(source, encoder_of(network).image_shape), source)
     weights = _read(Path(source))
     return lambda network: _put(network, weights, source)
-
-
-def _encoder(network: nn.Module) -> Encoder:
-    encoder = network.get_submodule("encoder")
-    assert isinstance(encoder, Encoder)
-    return encoder
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from byov.errors import BadInput
 from byov.objectives import byol, negatives, supervised
 from byov.posterior import Posterior, Prior
 from byov.randomness import fold, generator
-from byov.training.networks import Bare, Classifier, Student
+from byov.training.networks import ENCODER, Bare, Classifier, Student, encoder_of
 from byov.training.teacher import Teacher
 
 # The first part of every key says what the numbers are for, so that no two uses share them.
@@ -27,10 +27,11 @@ INIT, ORDER, VIEWS, NOISE, DROPOUT, SIGNS = range(6)
 
 
 class Batch(NamedTuple):
-    images: Tensor  # uint8 (B, C, H, W)
+    images: Tensor | None  # uint8 (B, C, H, W); None where `activations` stand for them
     ids: Tensor  # which images of the training set they are: the key of their views
     labels: Tensor | None
     epoch: int
+    activations: tuple[Tensor, Tensor] | None = None  # of the two views, after the frozen trunk (view_cache.py)
 
 
 class Loss(NamedTuple):
@@ -68,21 +69,33 @@ class SelfSupervised:
         self.masks: Mapping[str, Tensor] = {}
 
     def loss(self, batch: Batch, key: tuple[int, ...]) -> Loss:
-        seed = fold(VIEWS, self.config.seed)
-        with torch.autocast(batch.images.device.type, enabled=False):  # pixels are made in full precision
-            pair = two_views(batch.images, batch.ids, self.config.views, self.image_size, seed, batch.epoch)
-        views = [v.to(self.posterior.means.dtype) for v in pair]
-        targets = [self.teacher(v) for v in views]
+        views, after_trunk = self._views(batch)
+        targets = [self.teacher(v, after_trunk) for v in views]
         if self.config.posterior.draw == "view":
             outputs = []
             for i, v in enumerate(views):
                 with self.posterior.sampled(generator(*key, i)):
-                    outputs.append(self.posterior(v))
+                    outputs.append(self.posterior(v, after_trunk))
         else:
             with self.posterior.sampled(generator(*key), flipout=signs_of(batch, self.config, key)):
-                outputs = [self.posterior(v) for v in views]
+                outputs = [self.posterior(v, after_trunk) for v in views]
         nll = self._objective(outputs[0].prediction, outputs[1].prediction, targets[0], targets[1])
         return Loss(nll, outputs[0].features.detach(), outputs[0].projection.detach())
+
+    def _views(self, batch: Batch) -> tuple[tuple[Tensor, Tensor], bool]:
+        """The two views, and whether they are activations after the trunk, which student and teacher share."""
+        if batch.activations is not None:
+            return batch.activations, True
+        assert batch.images is not None
+        seed, dtype = fold(VIEWS, self.config.seed), self.posterior.means.dtype
+        with torch.autocast(batch.images.device.type, enabled=False):  # pixels are made in full precision
+            pair = two_views(batch.images, batch.ids, self.config.views, self.image_size, seed, batch.epoch)
+        first, second = (v.to(dtype) for v in pair)
+        encoder = encoder_of(self.posterior.module)
+        if not (encoder.has_trunk and encoder.frozen_statistics):
+            return (first, second), False
+        with torch.no_grad():
+            return (encoder.trunk(first), encoder.trunk(second)), True
 
     def _objective(self, prediction1: Tensor, prediction2: Tensor, target1: Tensor, target2: Tensor) -> Tensor:
         how = self.config.objective
@@ -106,7 +119,7 @@ class Supervised:
         self.masks: Mapping[str, Tensor] = {}
 
     def loss(self, batch: Batch, key: tuple[int, ...]) -> Loss:
-        assert batch.labels is not None
+        assert batch.labels is not None and batch.images is not None
         seed = fold(VIEWS, self.config.seed)
         with torch.autocast(batch.images.device.type, enabled=False):
             images = view(batch.images, batch.ids, self.config.views.first, self.image_size, seed, batch.epoch, 0)
@@ -136,7 +149,7 @@ def signs_of(batch: Batch, config: Config, key: tuple[int, ...]) -> torch.Genera
     """Where flipout is on, the signs' generator: micro-batches and processes may share a draw, but not the signs."""
     if config.posterior.draw != "flipout":
         return False
-    return generator(SIGNS, *key, int(batch.ids[0]), device=batch.images.device)
+    return generator(SIGNS, *key, int(batch.ids[0]), device=batch.ids.device)
 
 
 def build_prior(config: Config, posterior: Posterior, teacher: Teacher | None) -> Prior | None:
@@ -147,13 +160,23 @@ def build_prior(config: Config, posterior: Posterior, teacher: Teacher | None) -
     if settings.prior == "standard":
         return priors.Standard()
     if settings.prior == "pretrained":
-        return priors.Pretrained(posterior.means, settings.prior_std)  # --init sets the means before this is read
+        return _pretrained_prior(posterior, settings.prior_std)  # --init sets the means before this is read
     assert teacher is not None, "resolve the config first"
     if settings.prior == "teacher_mean":
         return priors.TeacherMean(teacher.means)
     assert teacher.variance is not None
     assert settings.variance_floor is not None, "resolve the config first"
     return priors.TeacherMoments(teacher.means, teacher.variance, settings.variance_floor)
+
+
+def _pretrained_prior(posterior: Posterior, std: float) -> priors.Pretrained:
+    """N(weights, std^2) for the encoder, N(0, 1) for the heads, whose weights are random numbers."""
+    mean, stds = posterior.means.detach().clone(), torch.full_like(posterior.means.detach(), std)
+    for segment in posterior.segments:
+        if not segment.name.startswith(ENCODER):
+            mean[segment.offset : segment.stop] = 0.0
+            stds[segment.offset : segment.stop] = 1.0
+    return priors.Pretrained(mean, stds)
 
 
 AnyLearner = SelfSupervised | Supervised | PostHoc

@@ -43,8 +43,10 @@ from byov.training.optimizers import build_optimizer
 from byov.training.processes import Processes
 from byov.training.sharding import ShardedAdamW
 from byov.training.step import StepReport, noise_key, training_step
+from byov.training.view_cache import ViewCache, remove_cache
 
 KNN_BANK, KNN_QUERIES = 2000, 1000
+KNN_AT_ONCE = 100  # images: a convolutional encoder takes up to 3 MiB for each at 96 pixels
 
 
 class Interrupted(Exception):
@@ -84,6 +86,7 @@ class Trainer:
     autocast: Callable[[], Any] | None = None
     fingerprint: str | None = None  # of the source's images
     trained: Tensor | None = None  # which of the images are trained on, all if None: `data` may be too large to copy
+    view_cache: ViewCache | None = None
     say: Callable[[str], None] = print
     on_step: Callable[[int, dict[str, Any]], None] = lambda step, row: None
     step: int = 0
@@ -131,9 +134,13 @@ class Trainer:
 
     def _batch(self, ids: Tensor, epoch: int) -> Batch:
         labels = None if self.labels is None else self.labels[ids].to(self.device)
-        return Batch(self._pixels(ids), ids.to(self.device), labels, epoch)
+        if self.view_cache is None:
+            return Batch(self.pixels(ids), ids.to(self.device), labels, epoch)
+        first, second = (views.to(self.device) for views in self.view_cache.pair(ids, epoch))
+        return Batch(None, ids.to(self.device), labels, epoch, (first, second))
 
-    def _pixels(self, ids: Tensor) -> Tensor:
+    def pixels(self, ids: Tensor) -> Tensor:
+        """Training images, uint8 (B, C, H, W), as the source has them."""
         return self.data.images[ids if self.trained is None else self.trained[ids]].to(self.device)
 
     # ------------------------------------------------------------------------------------------------------- training
@@ -164,6 +171,8 @@ class Trainer:
         finally:
             if journal is not None:
                 journal.close()
+        if main:
+            remove_cache(self.folder)
         return self._summarise()
 
     def _log(self, journal: Journal, report: StepReport) -> dict[str, Any]:
@@ -225,7 +234,7 @@ class Trainer:
             return None
         encoder = self.learner.posterior.module.get_submodule("encoder").eval()
         with torch.no_grad():
-            whole = (self._pixels(ids) for ids in torch.split(chosen, 500))
+            whole = (self.pixels(ids) for ids in torch.split(chosen, KNN_AT_ONCE))
             parts = [encoder(resized(images, self.learner.image_size)).float().cpu() for images in whole]
         encoder.train()
         features, labels = torch.cat(parts), self.labels[chosen].cpu()

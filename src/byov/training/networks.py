@@ -11,6 +11,15 @@ from byov.backbones import Encoder
 from byov.backbones.vit import initialise
 from byov.config import Model
 
+ENCODER = "encoder."  # what the names of an encoder's parameters begin with, in Student and Classifier
+
+
+def encoder_of(network: nn.Module) -> Encoder:
+    """The encoder of a student, a teacher or a classifier."""
+    encoder = network.get_submodule(ENCODER[:-1])
+    assert isinstance(encoder, Encoder)
+    return encoder
+
 
 def head(inputs: int, hidden: int, outputs: int, layers: int, norm: str) -> nn.Sequential:
     """BYOL's head: (Linear, norm, ReLU) for each hidden layer, then a Linear without bias."""
@@ -42,8 +51,9 @@ class Student(nn.Module):
         self.projector = head(encoder.features, hidden, out, config.projector_layers, norm)
         self.predictor = head(out, hidden, out, config.predictor_layers, norm)
 
-    def forward(self, images: Tensor) -> Outputs:
-        features = self.encoder(images)
+    def forward(self, images: Tensor, after_trunk: bool = False) -> Outputs:
+        """Of images; with `after_trunk` of what the encoder's frozen trunk made of them."""
+        features = self.encoder.after_trunk(images) if after_trunk else self.encoder(images)
         projection = self.projector(features)
         return Outputs(features, projection, self.predictor(projection))
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from byov import schedules
 from byov.config import Optim
 from byov.posterior import Posterior
 from byov.segments import kind_of
 from byov.training.lars import Lars
+from byov.training.networks import ENCODER
 from byov.training.processes import Processes
 from byov.training.sharding import ShardedAdamW
 
@@ -55,6 +58,32 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, config: Optim, progress
     for group in optimizer.param_groups:
         group["lr"] = rates[group["role"]]
     return rates["mean"], rates["log_variance"]
+
+
+@contextmanager
+def encoder_slowed(posterior: Posterior, factor: float) -> Iterator[None]:
+    """While this lasts, an update moves the encoder's weights by `factor` of its length only.
+
+    Updates of AdamW and LARS are linear in the learning rate, so this is the learning rate times `factor`, whatever
+    the optimizer's groups and however its state is sharded. Log-variances are left alone.
+    """
+    if factor == 1:
+        yield
+        return
+    weights = _encoder_weights(posterior)
+    before = [weight.clone() for weight in weights]
+    yield
+    torch._foreach_lerp_(weights, before, 1 - factor)
+
+
+def _encoder_weights(posterior: Posterior) -> list[Tensor]:
+    """The encoder's means, which come first among all, and its trained parameters that are not random."""
+    segments = [segment for segment in posterior.segments if segment.name.startswith(ENCODER)]
+    stop = segments[-1].stop if segments else 0
+    assert stop == sum(segment.stop - segment.offset for segment in segments), "the encoder comes first"
+    named = posterior.module.named_parameters()
+    others = [p.detach() for name, p in named if name.startswith(ENCODER) and p.requires_grad]
+    return [*([posterior.means.detach()[:stop]] if stop else []), *others]
 
 
 @torch.no_grad()

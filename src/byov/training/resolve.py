@@ -20,6 +20,7 @@ T = TypeVar("T")
 BLUR_FROM = 64  # pixels: at 32 a blurred image shows nothing
 LEAST_STEPS = 1500  # of a run whose length byov chooses: the maps of docs/working-point.md have 1,560
 MOST_EPOCHS = 500  # that are chosen for it: a hundred images are learned by heart before
+SELF_SUPERVISED = ("byov", "byol")
 WEIGHT_DECAY = {"adamw": 0.05, "lars": 1e-6}  # where nothing is random
 
 
@@ -91,6 +92,7 @@ def resolve(
             config.views,
             first=_view(config.views.first, side, flips, blur=1.0),
             second=_view(config.views.second, side, flips, blur=0.1),
+            cached=config.views.cached if config.method in SELF_SUPERVISED else 0,  # the others have no pairs of views
         ),
     )
     _check(resolved, world)
@@ -180,6 +182,11 @@ def _check(config: Config, world: int) -> None:
             "checkpoint_steps: at least 1",
         ),
         (min(optim.lr, optim.log_variance_lr or 0.0) >= 0, "learning rates must not be negative"),
+        (optim.encoder_lr >= 0, "optim.encoder_lr must not be negative"),
+        (
+            config.views.cached >= 0 and config.views.cached % 2 == 0,
+            "views.cached must be 0 or an even number, half of it for each of the two views",
+        ),
         (0 <= optim.warmup < 1, "optim.warmup is a part of the run, from 0 to below 1"),
         (0 <= optim.tau <= 1, "optim.tau must be between 0 and 1"),
         (optim.clip is None or optim.clip > 0, "optim.clip must be positive, or None"),

@@ -20,12 +20,13 @@ from byov.data.images import ImageSet, Outline
 from byov.data.sources import Source, open_source
 from byov.errors import BadInput
 from byov.files import write_text
-from byov.training import checkpoints
+from byov.training import checkpoints, view_cache
 from byov.training.batchnorm import share_batch_norms
 from byov.training.division import Division, divide, write_pixels, write_reference
 from byov.training.initial import initialiser
 from byov.training.learners import Network, build_learner
 from byov.training.loop import Trainer, classes_of
+from byov.training.networks import encoder_of
 from byov.training.processes import Processes, meet, started
 from byov.training.resolve import LEAST_STEPS, cores, resolve, resolve_device
 
@@ -95,8 +96,29 @@ def prepare(
         if goes_on:
             _go_on(trainer)
         elif processes.main:
+            view_cache.check(config, encoder_of(learner.posterior.module), out)
             _begin(trainer, division)
+    if config.views.cached and trainer.step < trainer.total:
+        cache_views(trainer, progress, say)
     return trainer
+
+
+def cache_views(
+    trainer: Trainer, progress: Progress = lambda what, done, total: None, say: Say = say_on_stderr
+) -> None:
+    """Opens the cache of views; the first process makes it where there is none."""
+    processes, encoder = trainer.processes, encoder_of(trainer.learner.posterior.module)
+    assert trainer.fingerprint is not None
+    told = view_cache.describe(trainer.config, encoder, trainer.fingerprint, trainer.trained)
+    with processes.one_voice():
+        if processes.main:
+            try:
+                view_cache.make(trainer.folder, trainer.config, encoder, told, trainer.pixels, progress)
+            except KeyboardInterrupt:
+                say("interrupted while views were cached: go on with --resume.")
+                raise
+    with processes.one_voice():
+        trainer.view_cache = view_cache.open_cache(trainer.folder, told)
 
 
 def _first_then_others(load: Callable[[], ImageSet], processes: Processes) -> ImageSet:
@@ -116,7 +138,8 @@ def _check_outline(config: Config, source: Source, processes: Processes, local: 
         config = _resolved(config, source, outline, processes, local)
         assert config.image_size is not None
         with torch.random.fork_rng(devices=[]):
-            build_encoder(config.model, (outline.shape[0], config.image_size, config.image_size))
+            encoder = build_encoder(config.model, (outline.shape[0], config.image_size, config.image_size))
+        view_cache.check(config, encoder)
 
 
 def _resolved(

@@ -12,7 +12,7 @@ from byov.config import Config
 from byov.priors import add_kl
 from byov.randomness import fold
 from byov.training.learners import DROPOUT, NOISE, Batch, Learner, Loss
-from byov.training.optimizers import clip_gradients, decay_means, set_learning_rates
+from byov.training.optimizers import clip_gradients, decay_means, encoder_slowed, set_learning_rates
 from byov.training.processes import Processes
 from byov.training.scale import optimized_scale
 
@@ -71,10 +71,11 @@ def training_step(
     if not torch.isfinite(torch.tensor([total_loss, grad_norm])).all():
         return None
 
-    with optimized_scale(posterior, config.posterior.scale):
-        optimizer.step()
-    if config.optim.optimizer == "adamw":
-        decay_means(posterior, lr * (config.optim.weight_decay or 0.0))
+    with encoder_slowed(posterior, config.optim.encoder_lr):
+        with optimized_scale(posterior, config.posterior.scale):
+            optimizer.step()
+        if config.optim.optimizer == "adamw":
+            decay_means(posterior, lr * (config.optim.weight_decay or 0.0))
     tau = None
     if learner.teacher is not None:
         tau = schedules.tau(progress, config.optim.tau)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,9 +32,11 @@ class Teacher(Flattened):
         return super().flats() | ({} if self.variance is None else {"variance": self.variance})
 
     @torch.no_grad()
-    def forward(self, images: Tensor) -> Tensor:
-        """The projection of images, without gradient."""
-        return self.module.projector(self.module.encoder(images))  # type: ignore[no-any-return, operator]
+    def forward(self, images: Tensor, after_trunk: bool = False) -> Tensor:
+        """The projection of images (or of what the frozen trunk made of them), without gradient."""
+        student: Any = self.module
+        features = student.encoder.after_trunk(images) if after_trunk else student.encoder(images)
+        return student.projector(features)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def update(self, posterior: Posterior, tau: float) -> None:

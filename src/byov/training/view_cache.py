@@ -1,0 +1,212 @@
+"""Cached views of a frozen trunk: what its stages make of a few augmented views per image, computed once.
+
+A frozen trunk makes the same of the same view in every epoch, in student and teacher, and it is most of the encoder's
+cost. So `views.cached` views per image, half of each of BYOL's two kinds, go through it once. Every epoch then reads a
+pair of activations per image; which pair depends on the epoch alone.
+
+The activations are a float16 file in `RUN/cache/`, mapped into memory. A JSON file next to it holds what they depend
+on. It is written last, so that a cache is whole or does not count. A finished run has none: it is made again if needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from byov.backbones import Encoder
+from byov.backbones.inference import inference_copy
+from byov.config import Config, to_dict
+from byov.data.fetch import Progress
+from byov.data.views import view
+from byov.errors import BadInput
+from byov.files import write_atomically, write_json
+from byov.parallel import in_order
+from byov.randomness import fold
+from byov.training.learners import VIEWS
+
+FOLDER = "cache"
+FILE, ABOUT = "views.f16", "views.json"
+BATCH = 64  # images that pass the trunk at a time, on one core
+
+
+class Description(NamedTuple):
+    """What a cache holds."""
+
+    digest: str
+    """Of everything that the activations depend on."""
+    shape: tuple[int, ...]
+    """Views, images, and the activations of one view as they lie in the file."""
+    channels_last: bool
+    """Whether these are (height, width, channels), as the trunk gave them in memory: what comes after runs faster."""
+
+    @property
+    def bytes(self) -> int:
+        return 2 * math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class ViewCache:
+    """The activations of views 0 to M - 1 of every image: even numbers are BYOL's first kind, odd ones the second."""
+
+    file: Path
+    description: Description
+
+    def pair(self, ids: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
+        """The two views of images in an epoch, float16."""
+        first, second = pair_of(epoch, self.description.shape[0] // 2)
+        return self.view(2 * first, ids), self.view(2 * second + 1, ids)
+
+    def view(self, number: int, ids: Tensor) -> Tensor:
+        """One view of images. The file is mapped for each call: pages of a lasting map would count as memory."""
+        mapped = np.memmap(self.file, np.float16, "r", shape=self.description.shape)
+        read = torch.from_numpy(mapped[number, ids.numpy()])
+        return read.movedim(-1, 1) if self.description.channels_last else read
+
+
+def pair_of(epoch: int, half: int) -> tuple[int, int]:
+    """Which view of each kind an epoch has: all pairs come in turn, each kind's views equally often."""
+    return epoch % half, (epoch + epoch // half) % half
+
+
+# ------------------------------------------------------------------------------------------------------- what it holds
+
+
+def check(config: Config, encoder: Encoder, out: Path | None = None) -> None:
+    """Says no, before anything is written, where there is no trunk, or no space for the cache of the run `out`."""
+    if not config.views.cached:
+        return
+    if not (encoder.has_trunk and encoder.frozen_statistics):
+        raise BadInput(
+            "views.cached needs a trunk with frozen weights and statistics: give --model.frozen-until (not for timm's "
+            "models), or --views.cached 0."
+        )
+    if out is not None:
+        _check_space(out, 2 * math.prod(_shape_and_order(config, encoder)[0]))
+
+
+def describe(config: Config, encoder: Encoder, fingerprint: str, trained: Tensor | None) -> Description:
+    """What the cache of a run holds; `fingerprint` is that of the source's images, `trained` says which are used."""
+    weights = hashlib.sha256()
+    frozen = {name: p for name, p in encoder.named_parameters() if not p.requires_grad}
+    for name, tensor in {**frozen, **dict(encoder.named_buffers())}.items():
+        weights.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+    which = b"" if trained is None else trained.numpy().tobytes()
+    told = {
+        "weights": weights.hexdigest(),
+        "until": encoder.frozen_until,
+        "images": fingerprint,
+        "trained": hashlib.sha256(which).hexdigest(),
+        "views": to_dict(config.views),
+        "image_size": config.image_size,
+        "seed": config.seed,
+    }
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    return Description(digest, *_shape_and_order(config, encoder))
+
+
+@torch.no_grad()
+def _shape_and_order(config: Config, encoder: Encoder) -> tuple[tuple[int, ...], bool]:
+    assert config.images is not None, "resolve the config first"
+    one = encoder.trunk(encoder.pixel_mean.new_zeros((1, *encoder.image_shape)))
+    last = one.ndim == 4 and not one.is_contiguous() and one.is_contiguous(memory_format=torch.channels_last)
+    return (config.views.cached, config.images, *(one.movedim(1, -1) if last else one).shape[1:]), last
+
+
+# ------------------------------------------------------------------------------------------------------ making, opening
+
+
+def make(
+    run: Path,
+    config: Config,
+    encoder: Encoder,
+    description: Description,
+    pixels: Callable[[Tensor], Tensor],
+    progress: Progress = lambda what, done, total: None,
+) -> None:
+    """Makes a run's cache, if it has none; `pixels` gives training images by number. A cache of others is bad input."""
+    folder = run / FOLDER
+    if (about := _about(folder)) is not None:
+        if about != description:
+            raise BadInput(f"{folder} holds views of other weights, images or settings: delete that folder.")
+        return
+    _check_space(run, description.bytes)
+
+    def write(path: Path) -> None:
+        done, total = 0, math.prod(description.shape[:2])
+        what = f"caching {description.shape[0]} views of {description.shape[1]:,} images"
+        progress(what, done, total)
+        with path.open("wb") as file:
+            for part in _activations(config, encoder, pixels, description):
+                file.write(part.numpy().tobytes())
+                progress(what, done := done + len(part), total)
+
+    write_atomically(folder / FILE, write)
+    write_json(folder / ABOUT, description._asdict())
+
+
+def open_cache(run: Path, description: Description) -> ViewCache:
+    """Maps a run's cache, which `make` has made."""
+    folder = run / FOLDER
+    if _about(folder) != description:
+        raise BadInput(f"{folder} cannot be read here: all processes must share the disk of the run.")
+    return ViewCache(folder / FILE, description)
+
+
+def remove_cache(run: Path) -> None:
+    """Removes a run's cache: it is large, and can be made again."""
+    shutil.rmtree(run / FOLDER, ignore_errors=True)
+
+
+def _about(folder: Path) -> Description | None:
+    """What a folder holds; None if it is no whole cache."""
+    try:
+        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        description = Description(about["digest"], tuple(about["shape"]), about["channels_last"])
+        return description if (folder / FILE).stat().st_size == description.bytes else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _check_space(run: Path, needed: int) -> None:
+    place = next(folder for folder in (run, *run.resolve().parents) if folder.is_dir())
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise BadInput(
+            f"the cached views need {needed / 2**30:,.1f} GiB in {run / FOLDER}, where {free / 2**30:,.1f} are free: "
+            "free some space, or start a run with fresh views, which is slower: --views.cached 0."
+        )
+
+
+def _activations(
+    config: Config, encoder: Encoder, pixels: Callable[[Tensor], Tensor], description: Description
+) -> Iterator[Tensor]:
+    """All of view 0, batch by batch, then all of view 1, ...; on a CPU each core has batches of its own."""
+    fast, seed = cast(Encoder, inference_copy(encoder)), fold(VIEWS, config.seed)
+    size, dtype = encoder.image_shape[-1], encoder.pixel_mean.dtype
+    batches = torch.split(torch.arange(description.shape[1]), BATCH)
+
+    @torch.no_grad()
+    def passed(item: tuple[int, Tensor]) -> Tensor:
+        number, ids = item
+        kind, settings = number % 2, (config.views.first, config.views.second)[number % 2]
+        images = view(pixels(ids), ids, settings, size, seed, number // 2, kind)
+        activations = fast.trunk(images.to(dtype))
+        return (activations.movedim(1, -1) if description.channels_last else activations).to(torch.float16).cpu()
+
+    items = ((number, ids) for number in range(config.views.cached) for ids in batches)
+    for part in (in_order if encoder.pixel_mean.device.type == "cpu" else map)(passed, items):
+        if not bool(part.isfinite().all()):
+            raise BadInput(
+                f"the activations after {encoder.frozen_until} are beyond float16: train with --views.cached 0."
+            )
+        yield part
