@@ -219,7 +219,7 @@ def _write_scorer(encoder: nn.Module, scorer: FastScorer, header: dict[str, Any]
         "outputs": list(expected),
         "uncertainty": scorer.uncertainty,
         "draws": scorer.draws,
-        "predicted": model.exact is None,
+        "predicted": model.predicts,
         "agreement": model.agreement,
         "reference_images": len(model.reference),
         "reference_images_of_run": len(scorer.bank.means.features),

@@ -1,14 +1,14 @@
 """Both scores from one forward pass at the means: the oddness exactly, the uncertainty predicted by a small head.
 
-Each image has a profile: its cosines with the most alike reference images, in falling order. The k-th of them is the
+Each image has a profile: its cosines with the most alike reference images, in falling order. The k-th of them gives the
 oddness. How close together they lie says how easily a draw of the weights changes their order, so the head is a ridge
-regression on a few statistics of the profile. It is fitted to the reference images' own uncertainty over draws, which
-is computed once and kept with the run. docs/score.md has how well it predicts; regressions on the features themselves
-do worse, most of all on images of another kind.
+regression on a few statistics of the profile, and on the distance to the nearest. It is fitted to the reference images'
+own uncertainty over draws, which is computed once and kept with the run. docs/score.md has how well it predicts;
+regressions on the features themselves do worse, most of all on images of another kind.
 
     scorer = FastScorer(byov.load("runs/mine"))
     scorer.scores(images)                     # as `Scorer`, at the cost of one forward pass
-    OnePass(bank, "consistency", draws=8)     # the same as a module, which `byov export --with-uncertainty` writes
+    OnePass(bank, "combined", draws=8)        # the same as a module, which `byov export --with-uncertainty` writes
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from byov.evaluation.reference import Bank
 from byov.evaluation.run import Run
 from byov.evaluation.score import (
     CONSISTENT_PART,
+    DEFAULT_AT_MEANS,
     DRAWS,
     NEIGHBOURS,
     ODD_PART,
@@ -46,11 +47,14 @@ PENALTY = 0.01  # of the ridge regression; from 0.0001 to 0.01 the correlation i
 ROUNDING = 1e-5  # of a statistic: less spread than this is float32's rounding
 SAME = 1 - 2e-6  # cosine from which, in a file without byov, an image is taken to be the reference image itself
 
-EXACT: Mapping[str, Callable[[Tensor, int], Tensor]] = {
-    "knn_cosine": lambda profile, odd: 1 - profile.narrow(1, 0, min(NEIGHBOURS, profile.shape[1])).mean(1),
-    ODDNESS: lambda profile, odd: 1 - profile.select(1, odd - 1),
-}
-"""Candidates that the profile gives without a head, such as the uncertainty of runs without random weights."""
+
+class Neighbourhood(NamedTuple):
+    """How an image lies among the reference images, at the means."""
+
+    profile: Tensor
+    """(images, depth): the largest cosines, in falling order."""
+    distance: Tensor
+    """(images,): 1 - mean of the NEIGHBOURS largest cosines of features centred on the reference images."""
 
 
 class OnePass(nn.Module):
@@ -65,12 +69,15 @@ class OnePass(nn.Module):
     """
 
     reference: Tensor
+    mean: Tensor
+    lengths: Tensor
+    offsets: Tensor
     points: Tensor
     sharpness: Tensor
     centre: Tensor
     scale: Tensor
     weights: Tensor
-    offset: Tensor
+    level: Tensor
 
     def __init__(self, bank: Bank, uncertainty: str, draws: int, most: int | None = None) -> None:
         super().__init__()
@@ -81,61 +88,98 @@ class OnePass(nn.Module):
         self.depth = min(max(self.odd, 3 * self.near), max(1, count - 1))
         points = sorted({round(k) - 1 for k in np.geomspace(1, self.depth, POINTS)})
         self.register_buffer("points", torch.tensor(points))
-        self.register_buffer("reference", normalize(features[chosen], dim=1))
         self.places = torch.full((len(features),), -1).scatter_(0, chosen, torch.arange(count))
         """Of all reference images, among those chosen; -1: it is not."""
-        self.exact = EXACT.get(uncertainty)
+        self._set_reference(features[chosen], bank.means.moments.mean)
+        self.predicts = uncertainty not in EXACT
+        self._exact = EXACT.get(uncertainty)
         self.agreement: float | None = None
         """Spearman correlation of the head with what it predicts, leaving one reference image out at a time."""
-        if self.exact is None:
+        if self.predicts:
             own = torch.arange(len(features))
-            profiles = bank.kept(f"profiles-{count}-{self.depth}", lambda: self.profile(features, own))
+            known = bank.kept(
+                f"neighbourhoods-{count}-{self.depth}",
+                lambda: torch.cat([part.view(len(own), -1) for part in self.neighbourhood(features, own)], dim=1),
+            )
             scores = bank.kept(f"scores-{uncertainty}-{draws}", lambda: reference_scores(bank, uncertainty, draws))
-            self._fit(profiles, scores)
+            self._fit(Neighbourhood(known[:, :-1], known[:, -1]), scores)
 
-    def _fit(self, profiles: Tensor, targets: Tensor) -> None:
-        length = max(float((profiles[:, 0] - profiles[:, -1]).median()), ROUNDING)
+    def _set_reference(self, features: Tensor, mean: Tensor) -> None:
+        """What both kinds of cosines are made of by one product of matrices (`neighbourhood`)."""
+        centred, norms = features - mean.float(), features.double().norm(dim=1).clamp(min=1e-12)
+        offsets = torch.stack([torch.ones_like(norms), (features.double() - mean) @ mean]) / norms
+        self.register_buffer("reference", normalize(centred, dim=1))
+        self.register_buffer("mean", mean.float())
+        self.register_buffer("lengths", (centred.double().norm(dim=1) / norms).float())
+        self.register_buffer("offsets", offsets.float())
+
+    def _fit(self, known: Neighbourhood, targets: Tensor) -> None:
+        length = max(float((known.profile[:, 0] - known.profile[:, -1]).median()), ROUNDING)
         self.register_buffer("sharpness", 1 / (length * torch.tensor(WIDTHS)[:, None]))
-        head = fit(self.statistics(profiles).double(), targets)
-        for name in ("centre", "scale", "weights", "offset"):
+        head = fit(self.statistics(known).double(), targets)
+        for name in ("centre", "scale", "weights", "level"):
             self.register_buffer(name, getattr(head, name).float())
         self.agreement = float(spearman(head.left_out, targets))
 
-    def profile(self, features: Tensor, own: Tensor | None = None) -> Tensor:
-        """Cosines with the most alike reference images, in falling order: (images, depth).
+    def neighbourhood(self, features: Tensor, own: Tensor | None = None) -> Neighbourhood:
+        """Where images lie among the reference images.
 
         `own` is where each image stands in the bank (`Bank.own`). Unset, an image that cannot be told from a reference
         image is taken to be that image. Either way it is compared with the others.
+
+        The cosines come from those of centred features: <x, b> = <x - m, b - m> + <x, m> + <b, m> - <m, m>. The other
+        way round would lose digits.
         """
-        cosines = normalize(features, dim=1) @ self.reference.T
+        centred, norm = features - self.mean, features.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        near = normalize(centred, dim=1) @ self.reference.T
+        shift = torch.cat([(features @ self.mean).unsqueeze(1), torch.ones_like(norm)], dim=1) / norm
+        cosines = near * self.lengths * (centred.norm(dim=1, keepdim=True) / norm) + shift @ self.offsets
+        some = min(NEIGHBOURS, self.depth)
         if own is None:
-            shift = min(1, len(self.reference) - self.depth)  # narrow, not slices: fewer operations in ONNX
-            found = cosines.topk(self.depth + shift, dim=1).values
+            more = min(1, len(self.reference) - self.depth)  # narrow, not slices: fewer operations in ONNX
+            found, nearest = (
+                values.topk(k + more, dim=1).values for values, k in ((cosines, self.depth), (near, some))
+            )
             itself = found.narrow(1, 0, 1) > SAME
-            return torch.where(itself, found.narrow(1, shift, self.depth), found.narrow(1, 0, self.depth))
+            profile = torch.where(itself, found.narrow(1, more, self.depth), found.narrow(1, 0, self.depth))
+            nearest = torch.where(itself, nearest.narrow(1, more, some), nearest.narrow(1, 0, some))
+            return Neighbourhood(profile, 1 - nearest.mean(1))
         own = torch.where(own >= 0, self.places[own], -1)
         rows = (own >= 0).nonzero()[:, 0]
-        cosines.index_put_((rows, own[rows]), torch.tensor(-torch.inf))
-        return cosines.topk(self.depth, dim=1).values
+        for values in (cosines, near):
+            values.index_put_((rows, own[rows]), torch.tensor(-torch.inf))
+        return Neighbourhood(cosines.topk(self.depth, dim=1).values, 1 - near.topk(some, dim=1).values.mean(1))
 
-    def statistics(self, profile: Tensor) -> Tensor:
-        """What the head sees of a profile: (images, statistics).
+    def statistics(self, of: Neighbourhood) -> Tensor:
+        """What the head sees: (images, statistics).
 
-        Some of the cosines, and how sharp the boundary behind the nearest part is: if a draw moved each cosine by noise
-        of some width, how much two draws would disagree on who is in front of it.
+        Some of the cosines; how sharp the boundary behind the nearest part is: if a draw moved each cosine by noise of
+        some width, how much two draws would disagree on who is in front of it; and the distance.
         """
+        profile = of.profile
         boundary = profile.narrow(1, self.near - 1, min(2, self.depth - self.near + 1)).mean(1, keepdim=True)
         inside = torch.sigmoid((profile - boundary).unsqueeze(1) * self.sharpness)
         both, total = inside.square().sum(2), inside.sum(2)
-        return torch.cat([profile.index_select(1, self.points), (total - both) / self.near, 1 - both / total], dim=1)
+        soft = (total - both) / self.near, 1 - both / total
+        return torch.cat([profile.index_select(1, self.points), *soft, of.distance.unsqueeze(1)], dim=1)
 
     def forward(self, features: Tensor, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Oddness and uncertainty, (images,) each, in float32."""
-        profile = self.profile(features, own)
-        oddness = EXACT[ODDNESS](profile, self.odd)
-        if self.exact is not None:
-            return oddness, self.exact(profile, self.odd)
-        return oddness, (self.statistics(profile) - self.centre) / self.scale @ self.weights + self.offset
+        of = self.neighbourhood(features, own)
+        if self._exact is not None:
+            return self.oddness(of), self._exact(self, of)
+        return self.oddness(of), (self.statistics(of) - self.centre) / self.scale @ self.weights + self.level
+
+    def oddness(self, of: Neighbourhood) -> Tensor:
+        """As `score.ODDNESS`."""
+        return 1 - of.profile.select(1, self.odd - 1)
+
+
+EXACT: Mapping[str, Callable[[OnePass, Neighbourhood], Tensor]] = {
+    DEFAULT_AT_MEANS: lambda model, of: of.distance,
+    ODDNESS: lambda model, of: model.oddness(of),
+}
+"""Candidates that need no head: that of runs without random weights is one of them."""
 
 
 class Head(NamedTuple):
@@ -144,7 +188,7 @@ class Head(NamedTuple):
     centre: Tensor
     scale: Tensor
     weights: Tensor
-    offset: Tensor
+    level: Tensor
     left_out: Tensor
     """What it predicts for each image when fitted to all others."""
 
@@ -153,14 +197,14 @@ def fit(statistics: Tensor, targets: Tensor, penalty: float = PENALTY) -> Head:
     """Fits a head in float64; the predictions for images left out come in closed form from the same decomposition."""
     deviation, centre = torch.std_mean(statistics, dim=0, correction=0)
     scale = deviation.clamp(min=ROUNDING)
-    inputs, offset = (statistics - centre) / scale, targets.mean()
+    inputs, level = (statistics - centre) / scale, targets.mean()
     left, singular, right = torch.linalg.svd(inputs, full_matrices=False)
     shrunk = singular.square() + penalty * len(inputs)
-    along = left.T @ (targets - offset)
+    along = left.T @ (targets - level)
     weights = right.T @ (singular / shrunk * along)
     leverage = left.square() @ (singular.square() / shrunk) + 1 / len(inputs)
-    residuals = targets - offset - inputs @ weights
-    return Head(centre, scale, weights, offset, targets - residuals / (1 - leverage).clamp(min=ROUNDING))
+    residuals = targets - level - inputs @ weights
+    return Head(centre, scale, weights, level, targets - residuals / (1 - leverage).clamp(min=ROUNDING))
 
 
 def percentiles(values: Tensor, usual: Tensor) -> Tensor:
@@ -197,7 +241,7 @@ class FastScorer(Scorer):
 
     def sentence(self) -> str:
         """How the uncertainty was made, and what it is worth."""
-        if self.model.exact is not None:
+        if not self.model.predicts:
             return "one forward pass per image; this run's uncertainty needs no weight draws"
         return (
             f"one forward pass per image; the uncertainty is predicted (Spearman correlation with that of "
