@@ -37,7 +37,8 @@ def test_one_pass_gives_a_table_that_is_not_mixed_with_the_other(
     ours, theirs = (pq.read_table(path) for path in (fast, full))
     assert ours.column_names == theirs.column_names
     np.testing.assert_allclose(ours["oddness"], theirs["oddness"], rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(ours["oddness_percentile"], theirs["oddness_percentile"], atol=0.1)
+    steps = 3  # rounding may take an image past one of the 72 calibration images
+    np.testing.assert_allclose(ours["oddness_percentile"], theirs["oddness_percentile"], atol=steps)
     assert ours["uncertainty"] != theirs["uncertainty"]
     settings = [json.loads(table.schema.metadata[b"byov"]) for table in (ours, theirs)]
     assert settings[0] == settings[1] | {"fast": True}
