@@ -392,6 +392,7 @@ def _score(arguments: list[str]) -> int:
 
     from byov.data.stream import open_stream
     from byov.evaluation.encoder_check import unfinished
+    from byov.evaluation.one_pass import FastScorer
     from byov.evaluation.run import load
     from byov.evaluation.score import Scorer
     from byov.evaluation.scoring import Scored, check_images, check_place, identity, page_path, score_images
@@ -407,9 +408,13 @@ def _score(arguments: list[str]) -> int:
         progress, say = with_speed(stages), stages.say
         stream = open_stream(options.images, run.image_shape[-1], progress, say)
         check_images(run, stream, say)
-        scorer = Scorer(run, draws=options.draws, say=say)
+        scorer = (FastScorer if options.fast else Scorer)(run, draws=options.draws, say=say)
         settings = identity(scorer, stream)
         checked = [("training", unfinished(run)), ("encoder check", _encoder_sentence(scorer.bank, progress))]
+        if isinstance(scorer, FastScorer):
+            progress("learning to predict the uncertainty", 0, 0)
+            checked.append(("one pass", f"one pass: {scorer.sentence()}."))
+            progress("learning to predict the uncertainty", 1, 1)
         findings = [(name, sentence) for name, sentence in checked if sentence is not None]
         for _, sentence in findings:
             say(sentence)
@@ -515,9 +520,17 @@ def _export(arguments: list[str]) -> int:
 
     run = load(options.run)
     with disk_space_checked(options.out or options.run):
-        path = export(run, options.format, options.out, posterior=options.posterior, teacher=options.teacher)
-    shape = ", ".join(map(str, run.image_shape))
-    print(f"images (N, {shape}), floats from 0 to 1 -> features (N, {run.encoder.module.features})")
+        path = export(
+            run,
+            options.format,
+            options.out,
+            posterior=options.posterior,
+            teacher=options.teacher,
+            with_uncertainty=options.with_uncertainty,
+        )
+    shape, width = ", ".join(map(str, run.image_shape)), run.encoder.module.features
+    what = f"embedding (N, {width}), and scores (N)" if options.with_uncertainty else f"features (N, {width})"
+    print(f"images (N, {shape}), floats from 0 to 1 -> {what}")
     print(f"written: {path} ({path.stat().st_size:,} bytes)")
     return DONE
 

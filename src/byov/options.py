@@ -82,6 +82,9 @@ class Score:
     draws: int = 8
     """Draws of the weights, for the uncertainty. A run without random weights has none: its uncertainty is the distance
     to its ten nearest reference images."""
+    fast: bool = False
+    """One forward pass per image: the oddness is exact, the uncertainty predicted from the features. The draws are
+    only used once, on the reference images, to learn from."""
     embedding: bool = True
     """Put the embeddings into the Parquet file."""
     page: bool = True
@@ -140,6 +143,8 @@ class Export:
     """The log-variances too (safetensors only)."""
     teacher: bool = False
     """The teacher's encoder instead of the student's."""
+    with_uncertainty: bool = False
+    """Also oddness, uncertainty and their percentiles, as `byov score --fast` gives them (onnx only)."""
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,10 @@ from byov.errors import BadInput
 from byov.evaluation import export as exporting
 from byov.evaluation.export import export
 from byov.evaluation.features import features_of
+from byov.evaluation.one_pass import FastScorer
 from byov.evaluation.prune import prune
 from byov.evaluation.pruning import Pruning
+from byov.evaluation.score import Scorer
 from byov.training.run import prepare
 
 SMALL = Config(
@@ -117,6 +119,57 @@ def test_onnx_with_a_class_token_any_batch_and_without_pruned_units(run, images:
         np.testing.assert_allclose(features, pruned.features(images[:count]).numpy(), rtol=1e-3, atol=1e-4)
     header = json.loads(session.get_modelmeta().custom_metadata_map["byov"])
     assert header["image_shape"] == [1, 8, 8]
+
+
+def test_onnx_with_both_scores_as_the_fast_scorer_gives_them(run, plain, images: torch.Tensor, tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    for one in (run, plain):
+        path = export(one, "onnx", with_uncertainty=True)
+        assert path == one.folder / "export" / "scorer.onnx" and b".py" not in path.read_bytes()
+        session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        header = json.loads(session.get_modelmeta().custom_metadata_map["byov"])
+        outputs = header["scores"]["outputs"]
+        assert (
+            outputs
+            == [output.name for output in session.get_outputs()]
+            == [
+                "embedding",
+                *("oddness", "oddness_percentile", "uncertainty", "uncertainty_percentile"),
+            ]
+        )
+        assert header["scores"]["predicted"] == (one is run)
+        scorer = FastScorer(one)
+        assert header["scores"]["reference_images"] == len(scorer.bank.images) == 32
+        known = torch.cat([images, scorer.bank.images[:3] / 255, scorer.bank.calibration_images()[:3] / 255])
+        expected, exact = scorer.scores(known)._asdict(), Scorer(one).scores(known)._asdict()
+        found = dict(zip(outputs, session.run(outputs, {"images": known.numpy()}), strict=True))
+        for name, values in found.items():
+            steps = 2.0 if name.endswith("percentile") else 1e-4  # rounding may take a score past a calibration score
+            np.testing.assert_allclose(values, expected[name].numpy(), rtol=1e-3, atol=steps, err_msg=name)
+        np.testing.assert_allclose(found["oddness"], exact["oddness"].numpy(), rtol=1e-3, atol=1e-5)
+        (alone,) = session.run(["uncertainty"], {"images": known[4:5].numpy()})  # any batch
+        np.testing.assert_allclose(alone, found["uncertainty"][4:5], rtol=1e-4, atol=1e-5)
+
+
+def test_scores_against_some_of_the_reference_images_and_without_calibration(tmp_path: Path, monkeypatch) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    one = trained(tmp_path / "run", calibration=0)
+    monkeypatch.setattr(exporting, "MOST", 20)
+    session = runtime.InferenceSession(str(export(one, "onnx", tmp_path / "s.onnx", with_uncertainty=True)))
+    about = json.loads(session.get_modelmeta().custom_metadata_map["byov"])["scores"]
+    assert (about["reference_images"], about["reference_images_of_run"], about["calibration_images"]) == (20, 32, 0)
+    assert [output.name for output in session.get_outputs()] == ["embedding", "oddness", "uncertainty"]
+    images = open_source("digits").load("test").images[:5] / 255
+    oddness, uncertainty = session.run(["oddness", "uncertainty"], {"images": images.numpy()})
+    expected = FastScorer(one, most=20, say=lambda text: None).scores(images)
+    np.testing.assert_allclose(oddness, expected.oddness.numpy(), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(uncertainty, expected.uncertainty.numpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_scores_are_the_students_in_onnx(run) -> None:
+    for arguments in ({"format": "timm"}, {"format": "safetensors"}, {"format": "onnx", "teacher": True}):
+        with pytest.raises(BadInput, match="use --format onnx"):
+            export(run, **arguments, with_uncertainty=True)
 
 
 def test_our_vit_as_timms(run, plain, images: torch.Tensor) -> None:

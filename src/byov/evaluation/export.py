@@ -1,7 +1,8 @@
 """`byov export`: the encoder at its means, usable without byov.
 
 - safetensors: the encoder's tensors by name, with a JSON header that says what they make up; log-variances on request
-- onnx: the whole encoder, pixels in [0, 1] in, features out, any batch size; compared with torch in onnxruntime
+- onnx: the whole encoder, pixels in [0, 1] in, features out, any batch size; compared with torch in onnxruntime;
+  on request with both scores (`one_pass.py`), compared with `byov score --fast`
 - timm: a state dict with timm's names, and how to build timm's model for it; compared with that model
 
 Units that `byov prune --structured` emptied are left out of safetensors and ONNX.
@@ -28,9 +29,11 @@ from byov._torchvision import import_torchvision
 from byov.backbones import Encoder, timm
 from byov.config import Model, to_dict
 from byov.errors import BadInput
+from byov.evaluation.one_pass import FastScorer, percentiles
 from byov.evaluation.prune import LAST, encoder_masks, encoder_of
 from byov.evaluation.run import Run
 from byov.evaluation.structured import compact
+from byov.evaluation.subject import spread
 from byov.files import write_atomically
 from byov.segments import untied
 from byov.training.checkpoints import load, part
@@ -38,18 +41,28 @@ from byov.training.checkpoints import load, part
 Format = Literal["safetensors", "onnx", "timm"]
 NAMES = {"safetensors": "{}.safetensors", "onnx": "{}.onnx", "timm": "{}-timm.safetensors"}
 TOLERANCE = 1e-3  # of the largest feature: float32 summed in another order, through all layers
+MOST = 2000  # reference images in a file with scores: 10 MB of it at EfficientNet-Lite0's 1,280 features
+SCORES = ("oddness", "uncertainty")
 HEADER = "byov"  # the key of the header in a file's metadata
 
 
 def export(
-    run: Run, format: Format, out: Path | None = None, *, posterior: bool = False, teacher: bool = False
+    run: Run,
+    format: Format,
+    out: Path | None = None,
+    *,
+    posterior: bool = False,
+    teacher: bool = False,
+    with_uncertainty: bool = False,
 ) -> Path:
     """Writes the encoder to `out` (unset: a file below RUN/export) and returns the path."""
+    if with_uncertainty and (teacher or format != "onnx"):
+        raise BadInput("--with-uncertainty is for the student as ONNX: leave out --teacher, use --format onnx.")
     if posterior and (teacher or format != "safetensors"):
         raise BadInput("--posterior is for the student as safetensors: leave out --teacher, use --format safetensors.")
     if posterior and not len(run.encoder.segments):
         raise BadInput(f"{run.folder} is a {run.config.method} run, which has no variances: leave out --posterior.")
-    name = "teacher" if teacher else "posterior" if posterior else "encoder"
+    name = "teacher" if teacher else "posterior" if posterior else "scorer" if with_uncertainty else "encoder"
     out = run.folder / "export" / NAMES[format].format(name) if out is None else out
     if out.exists():
         raise BadInput(f"{out} exists already: choose another --out, or remove it.")
@@ -65,8 +78,11 @@ def export(
     else:
         masks = encoder_masks(part(load(run.folder / LAST)[0], "mask."))
         smaller = compact(encoder, masks)
-        if format == "onnx":
-            _write_onnx(smaller, header, out)
+        if with_uncertainty:
+            _write_scorer(smaller, FastScorer(run, most=MOST), header, out)
+        elif format == "onnx":
+            images = _noise(header)
+            _write_onnx(smaller, header, out, {"features": smaller(images)}, images)
         else:
             _write_safetensors(_tensors(smaller), header, out)
     return out
@@ -100,11 +116,11 @@ def header_of(run: Run, encoder: Encoder, teacher: bool) -> dict[str, Any]:
     }
 
 
-def _check(what: str, features: Tensor, expected: Tensor) -> None:
+def _check(what: str, values: Tensor, expected: Tensor, name: str = "features", slack: float = 0.0) -> None:
     """What was written must compute what the encoder does."""
-    off = float((features - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
-    if not off <= TOLERANCE:
-        raise BadInput(f"{what} does not give the encoder's features (off by {off:.1e}): use --format safetensors.")
+    off = float((values - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
+    if not off <= TOLERANCE + slack:
+        raise BadInput(f"{what} does not give the encoder's {name} (off by {off:.1e}): use --format safetensors.")
 
 
 # --------------------------------------------------------------------------------------------------------- safetensors
@@ -124,20 +140,33 @@ def _write_safetensors(tensors: Mapping[str, Tensor], header: Mapping[str, Any],
 # ---------------------------------------------------------------------------------------------------------------- ONNX
 
 
-def _write_onnx(encoder: nn.Module, header: Mapping[str, Any], out: Path) -> None:
+def _noise(header: Mapping[str, Any]) -> Tensor:
+    return torch.rand(5, *header["image_shape"], generator=torch.Generator().manual_seed(0))
+
+
+def _write_onnx(
+    network: nn.Module,
+    header: Mapping[str, Any],
+    out: Path,
+    expected: Mapping[str, Tensor],
+    images: Tensor,
+    steps: float = 0.0,
+) -> None:
+    """Writes a network whose outputs, in order, are named and known for some images.
+
+    `steps`: how far percentiles may be off, as rounding takes a score past one of those it is compared with.
+    """
     try:
         runtime = [importlib.import_module(name) for name in ("onnx", "onnxscript", "onnxruntime")][-1]
     except ImportError as error:
         raise BadInput("ONNX needs more packages: pip install 'byov-torch[onnx]'.") from error
-    shape = header["image_shape"]
-    some = torch.rand(5, *shape, generator=torch.Generator().manual_seed(0))
     try:
         with _quiet():
             batch = torch.export.Dim("batch")
             # strict: `len(x)` stays a dimension there; else it becomes the number 2
-            traced = torch.export.export(encoder, (some[:2],), dynamic_shapes=({0: batch},), strict=True)
+            traced = torch.export.export(network, (images[:2],), dynamic_shapes=({0: batch},), strict=True)
             program = torch.onnx.export(
-                traced, (), input_names=["images"], output_names=["features"], dynamo=True, verbose=False
+                traced, (), input_names=["images"], output_names=list(expected), dynamo=True, verbose=False
             )
     except Exception as error:  # a thousand models of timm fail in many ways
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
@@ -149,11 +178,56 @@ def _write_onnx(encoder: nn.Module, header: Mapping[str, Any], out: Path) -> Non
     def write(temporary: Path) -> None:
         program.save(str(temporary))
         session = runtime.InferenceSession(str(temporary), providers=["CPUExecutionProvider"])
-        for images in (some, some[:1]):
-            (features,) = session.run(None, {"images": images.numpy()})
-            _check("the ONNX file", torch.from_numpy(features), encoder(images))
+        for count in (len(images), 1):
+            found = session.run(list(expected), {"images": images[:count].numpy()})
+            for (name, values), ours in zip(expected.items(), found, strict=True):
+                slack = steps if name.endswith("percentile") else 0.0
+                _check("the ONNX file", torch.from_numpy(ours), values[:count], name, slack)
 
     write_atomically(out, write)
+
+
+class _Scored(nn.Module):
+    """An encoder that gives both scores, and percentiles where there are calibration scores."""
+
+    def __init__(self, encoder: nn.Module, scorer: FastScorer) -> None:
+        super().__init__()
+        self.encoder, self.one_pass = encoder, scorer.model
+        for name, values in scorer.usual().items():
+            self.register_buffer(f"calibration_{name}", values.float())
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        embedding = self.encoder(images)
+        found = []
+        for name, values in zip(SCORES, self.one_pass(embedding), strict=True):
+            found.append(values)
+            if hasattr(self, f"calibration_{name}"):
+                found.append(percentiles(values, getattr(self, f"calibration_{name}")))
+        return embedding, *found
+
+
+def _write_scorer(encoder: nn.Module, scorer: FastScorer, header: dict[str, Any], out: Path) -> None:
+    """The encoder with both scores. What is checked are also reference images, which must not find themselves."""
+    model, known = scorer.model, scorer.bank.images
+    some = known[spread(len(known), 5)]
+    images = torch.cat([_noise(header), some / 255 if some.dtype == torch.uint8 else some])
+    scores = scorer.scores(images)._asdict()
+    names = ("embedding", *(name for score in SCORES for name in (score, f"{score}_percentile")))
+    expected = {name: scores[name].float() for name in names if scores[name] is not None}
+    usual = len(next(iter(scorer.usual().values()), ()))
+    about = {
+        "outputs": list(expected),
+        "uncertainty": scorer.uncertainty,
+        "draws": scorer.draws,
+        "predicted": model.predicts,
+        "agreement": model.agreement,
+        "reference_images": len(model.reference),
+        "reference_images_of_run": len(scorer.bank.means.features),
+        "neighbour": model.odd,
+        "calibration_images": usual,
+    }
+    whole = header | {"format": "byov-scorer-1", "scores": about}
+    _write_onnx(_Scored(encoder, scorer), whole, out, expected, images, steps=2 / max(usual, 1))
 
 
 def _forget_origins(model: Any) -> None:

@@ -233,30 +233,53 @@ def _score_block(
     bank: Bank, images: Tensor, names: list[str], draws: int, batch_size: int
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The named candidates for a block of images, and their features at the means."""
-    run, chosen = bank.run, {name: CANDIDATES[name] for name in names}
+    run = bank.run
+    images = resized(images, run.image_shape[-1])
+    before = before_draws(run.encoder, images, run.image_shape[-1], batch_size)
+
+    def features_at(k: int | None) -> Tensor:
+        with at_draw(run.encoder, run.config.seed, k):
+            return at_this_draw(run.encoder, before, batch_size)
+
+    embedding = features_at(None)
+    return _score_features(bank, embedding, features_at, bank.own(images), names, draws), embedding
+
+
+def reference_scores(bank: Bank, name: str, draws: int) -> Tensor:
+    """A candidate for the reference images, each compared with the others; from their cached features."""
+    places = torch.split(torch.arange(len(bank.means.features)), BLOCK)
+    found = [
+        _score_features(bank, bank.means.features[own], lambda k: bank.at(k).features[own], own, [name], draws)[name]  # noqa: B023
+        for own in places
+    ]
+    return torch.cat(found)
+
+
+def _score_features(
+    bank: Bank,
+    at_means: Tensor,
+    features_at: Callable[[int], Tensor],
+    own: Tensor,
+    names: list[str],
+    draws: int,
+) -> dict[str, Tensor]:
+    """The named candidates for images of which the features at each draw can be had."""
+    chosen = {name: CANDIDATES[name] for name in names}
     still = {term for c in chosen.values() if not c.least_draws for term in c.terms}
     moving = {term for c in chosen.values() if c.least_draws for term in c.terms}
-    images = resized(images, run.image_shape[-1])
-    own = bank.own(images)
-    before = before_draws(run.encoder, images, run.image_shape[-1], batch_size)
-    with at_draw(run.encoder, run.config.seed, None):
-        embedding = at_this_draw(run.encoder, before, batch_size)
-    at_means = OneDraw(bank, embedding, None, own)
-    fixed = {term: TERMS[term](at_means).double() for term in still}
+    means = OneDraw(bank, at_means, None, own)
+    fixed = {term: TERMS[term](means).double() for term in still}
     totals: dict[str, Tensor] = {}
     for k in range(draws if moving else 0):
-        with at_draw(run.encoder, run.config.seed, k):
-            raw = at_this_draw(run.encoder, before, batch_size)
-        draw = OneDraw(bank, raw, k, own)
+        draw = OneDraw(bank, features_at(k), k, own)
         for term in moving:
             value = TERMS[term](draw)
             totals[term] = totals[term].add_(value) if term in totals else value.double()
     averages = {term: total.div_(draws) for term, total in totals.items()}
-    found = {
+    return {
         name: c.score([(averages if c.least_draws else fixed)[term] for term in c.terms], draws)
         for name, c in chosen.items()
     }
-    return found, embedding
 
 
 # -------------------------------------------------------------------------------------------------------------- scorer
@@ -286,6 +309,9 @@ class Scorer:
         draws: weight draws, each of which passes all images; not used by scores at the means.
         say: told where percentiles cannot be had.
     """
+
+    fast = False
+    """Whether the uncertainty is predicted from one forward pass (`one_pass.FastScorer`)."""
 
     def __init__(
         self,

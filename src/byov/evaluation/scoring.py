@@ -141,6 +141,7 @@ def identity(scorer: Scorer, stream: Stream) -> dict[str, Any]:
         "run_digest": scorer.bank.folder.name,
         "uncertainty": scorer.uncertainty,
         "draws": scorer.draws,
+        **({"fast": True} if scorer.fast else {}),
         "images": str(stream.root or stream.name),
         "images_digest": stream.digest,
         "image_size": stream.side,
