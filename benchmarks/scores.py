@@ -44,7 +44,7 @@ ERRORS = "errors"
 # ------------------------------------------------------------------------------------------------------------- measures
 
 
-def measure(
+def measure_scores(
     run: Run, data: str, ood: Sequence[str], ensemble: Sequence[Run], images: int, draws: int
 ) -> dict[str, object]:
     """All scores of a run on a labelled source: probe, AUROCs with intervals, and the per-image scores."""
@@ -223,7 +223,7 @@ def main() -> None:
             compare(*options.files, options.scores)
         else:
             run = load(options.run)
-            found = measure(
+            found = measure_scores(
                 run,
                 options.data or run.config.data,
                 options.ood,
