@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -20,7 +21,8 @@ from byov.data.resample import resized
 from byov.data.sources import open_source
 from byov.evaluation import scoring
 from byov.evaluation.run import load
-from byov.evaluation.score import Scorer
+from byov.evaluation.score import DEFAULT, DEFAULT_AT_MEANS, Scorer
+from byov.tables import oddest
 
 SMALL = [
     *("--image-size", "16", "--optim.batch-size", "16", "--optim.epochs", "1", "--threads", "1"),
@@ -190,3 +192,24 @@ def test_no_in_one_sentence(trained: Path, tmp_path: Path, capsys: pytest.Captur
     assert run("score", trained / "byov", trained / "photos", "--out", tmp_path / "n.csv", "--draws", 0) == 2
     assert "--draws must be at least 1" in capsys.readouterr().err
     assert taken.read_text() == "mine" and [path.name for path in tmp_path.iterdir()] == ["odd.parquet"]
+
+
+@pytest.mark.parametrize(("method", "uncertainty", "draws"), [("byov", DEFAULT, 8), ("byol", DEFAULT_AT_MEANS, 0)])
+def test_what_is_scored_by_is_written_with_the_table(
+    trained: Path, tmp_path: Path, method: str, uncertainty: str, draws: int
+) -> None:
+    out = tmp_path / "odd.parquet"
+    assert run("score", trained / method, trained / "photos", "--out", out, "--no-page", "--threads", 1) == 0
+    settings = json.loads(pq.read_schema(out).metadata[b"byov"])
+    assert (settings["uncertainty"], settings["draws"]) == (uncertainty, draws)
+
+
+def test_the_oddest_are_printed_with_both_percentiles() -> None:
+    oddness = np.array([0.1, 0.3, 0.2])
+    lines = oddest(["a", "b", "c"], oddness, np.array([10.0, 99.0, 50.0]), np.array([1.0, 2.25, 3.0]), 2).splitlines()
+    assert [line.split() for line in lines[1:]] == [["b", "0.3", "99.0", "2.2"], ["c", "0.2", "50.0", "3.0"]]
+    assert [line.split() for line in oddest(["a", "b", "c"], oddness, None, None).splitlines()[1:]] == [
+        ["b", "0.3"],
+        ["c", "0.2"],
+        ["a", "0.1"],
+    ]
