@@ -33,6 +33,7 @@ PARTS = (
     "growth",
     "tricks",
     "compiled",
+    "inference",
     "scoring",
     "predictive",
 )
@@ -48,6 +49,7 @@ SHOWN = (
     "ivon-opt",
     "lightly",
     "kornia",
+    "timm",
 )
 
 
@@ -109,8 +111,16 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
         "python": platform.python_version(),
-        "versions": {name: importlib.metadata.version(name) for name in SHOWN},
+        "versions": {name: version for name in SHOWN if (version := _version(name))},
     }
+
+
+def _version(package: str) -> str | None:
+    """None where it is not installed: one part alone does not need all peers."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ VIEWS_KEY = 29  # of the views whose loss is taken: those of training have other
 # ------------------------------------------------------------------------------------------------------------- measures
 
 
-def measure(
+def evaluate_scores(
     run: Run, data: str, ood: Sequence[str], ensemble: Sequence[Run], images: int, draws: int
 ) -> dict[str, object]:
     """All scores of a run on a labelled source: probe, AUROCs with intervals, and the per-image scores."""
@@ -252,7 +252,7 @@ def main() -> None:
             compare(*options.files, options.scores)
         else:
             run = load(options.run)
-            found = measure(
+            found = evaluate_scores(
                 run,
                 options.data or run.config.data,
                 options.ood,

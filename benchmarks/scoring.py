@@ -142,13 +142,13 @@ def loop(run: str, photos: str, draws: int, batch: int) -> Turn:
 class Photos(Dataset[tuple[Tensor, str]]):
     """Decoded and resized as one does."""
 
-    def __init__(self, paths: list[Path]) -> None:
-        self.paths = paths
+    def __init__(self, paths: list[Path], side: int = SIDE) -> None:
+        self.paths, self.side = paths, side
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[Tensor, str]:
         path = self.paths[index]
-        image = ImageOps.fit(Image.open(path).convert("RGB"), (SIDE, SIDE), Image.Resampling.BICUBIC)
+        image = ImageOps.fit(Image.open(path).convert("RGB"), (self.side, self.side), Image.Resampling.BICUBIC)
         return torch.from_numpy(np.array(image)).permute(2, 0, 1), path.name

@@ -219,6 +219,19 @@ def _compiled_rows(part: Part) -> Iterable[Row]:
         )
 
 
+def _inference_rows(part: Part) -> Iterable[Row]:
+    """The bar is on the fastest of timm's loops: what is written by hand must gain over what exists."""
+    for side, it in part.items():
+        what, rates = f"features of EfficientNet-Lite0, {side} px", it["images_per_second"]
+        best = min(it["speedup"], key=lambda name: it["speedup"][name][0])
+        for name, speedup in it["speedup"].items():
+            note = f"{rates['byov']:,.0f} against {rates[name]:,.0f} images/s; {it['loops'][name]}"
+            bar = least(GAIN) if name == best else None
+            yield _row(what, f"{name}: times faster", speedup, bar, note)
+        note = f"{rates['byov, one draw']:,.0f} images/s; stages after blocks.4, cached activations before them"
+        yield _row(f"{what}, one weight draw", "all stages: times faster", it["draw"], None, note)
+
+
 def _scoring_rows(part: Part) -> Iterable[Row]:
     for what, it in part.items():
         ours, theirs = it["images_per_second"].values()
@@ -259,6 +272,7 @@ MAKERS: dict[str, Callable[[Part], Iterable[Row]]] = {
     "processes": _processes_rows,
     "tricks": _tricks_rows,
     "compiled": _compiled_rows,
+    "inference": _inference_rows,
     "scoring": _scoring_rows,
     "predictive": _predictive_rows,
 }

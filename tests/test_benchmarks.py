@@ -8,7 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
+
+from byov.errors import BadInput
 
 ROOM = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.append(str(ROOM))  # its files are scripts, not a package
@@ -16,7 +21,9 @@ sys.path.append(str(ROOM))  # its files are scripts, not a package
 import accuracy  # noqa: E402
 import bayesian_step  # noqa: E402
 import conductor  # noqa: E402
+import inference  # noqa: E402
 import memory  # noqa: E402
+import photos  # noqa: E402
 import predictive  # noqa: E402
 import profiled  # noqa: E402
 import run  # noqa: E402
@@ -208,6 +215,75 @@ def test_without_results_there_is_nothing_to_render(
         run.main()
     assert capsys.readouterr().err == f"{tmp_path}/empty/results.json is not there: measure first, without --render.\n"
     assert not (tmp_path / "empty").exists()
+
+
+def test_inference_has_its_bar_on_the_fastest_loop_and_a_row_for_a_draw() -> None:
+    times = {inference.PLAIN: [4.0], inference.LAST: [3.0], inference.FROZEN: [2.0]}
+    times |= {inference.OURS: [2.0], inference.DRAW: [0.5]}
+    part = inference.compare(times, count=100) | {"loops": dict.fromkeys(inference.LOOPS, "batch 64")}
+    rows = table.rows({"inference": {"96": part}})
+    assert [row.value for row in rows] == [2.0, 1.5, 1.0, 4.0]
+    assert [row.bar is not None for row in rows] == [False, False, True, False]
+    assert rows[2].missed and rows[2].against == "timm, traced and frozen: times faster"
+    assert rows[0].note == "50 against 25 images/s; batch 64"
+    assert rows[3].note.startswith("200 images/s; ")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_every_variant_of_inference_computes_the_same_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        inference.timm_lite0(inference.weights())
+    except ImportError:
+        pytest.skip("timm is not installed")
+    monkeypatch.setattr(inference, "steps_of", lambda step: step)
+    images = {"side": 32, "count": 4}
+    ours = inference.ours(**images)(0)
+    assert ours.shape == (4, 1280)
+    for how in inference.LOOPS.values():
+        torch.testing.assert_close(inference.loop(**images, batch=2, **how)(0), ours, rtol=1e-3, atol=1e-3)
+
+
+def test_a_frozen_network_may_choose_its_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inference, "fastest", lambda candidates: candidates[-1])
+    frozen, plain = (inference._best({"side": 96, "frozen": frozen}, (32, 64)) for frozen in (True, False))
+    assert inference._setting(frozen) == "batch 64, channels_last"
+    assert inference._setting(plain) == "batch 64"
+
+
+def test_photographs_are_encoded_alike_with_the_same_seed_and_repeats_differ(tmp_path: Path) -> None:
+    (tmp_path / "photos" / "a").mkdir(parents=True)
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 90, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "photos" / "wide.jpg")
+    Image.fromarray(pixels[:, :30, 0]).save(tmp_path / "photos" / "a" / "high-grey.png")
+    first, again = (photos.reencode(tmp_path / "photos", tmp_path / name, 5) for name in ("first", "again"))
+    other = photos.reencode(tmp_path / "photos", tmp_path / "other", 5, seed=1)
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
+    assert [path.read_bytes() for path in first] != [path.read_bytes() for path in other]
+    assert len({path.read_bytes() for path in first}) == 5
+    for path in first:
+        with Image.open(path) as image:
+            assert image.size == (500, 375) and image.format == "JPEG" and image.mode == "RGB"
+
+
+def test_photographs_that_are_not_there_are_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="there are no images in"):
+        photos.reencode(tmp_path, tmp_path / "out", 5)
+
+
+def test_photos_report_rates_and_the_cost_of_draws() -> None:
+    times = {photos.STILL: [1.0, 10.0], photos.DRAWN: [2.0, 20.0]}
+    times |= {photos.LOOP: [1.5, 15.0], photos.LOOP_DRAWN: [8.0, 80.0]}
+    how = {"images": 600, "rounds": 2, "draws": 8, "reference": 570, "threads": 2, "busy": True}
+    text = "\n".join(photos.lines(how | photos.compare(times, 300)))
+    assert "| no draws: `byov score` / loop, times faster | 1.50 | 1.50 - 1.50 |" in text
+    assert "| 8 draws: `byov score` / loop, times faster | 4.00 | 4.00 - 4.00 |" in text
+    assert "| `byov score`: time with 8 draws / without | 2.00 | 2.00 - 2.00 |" in text
+    assert "a busy machine" in text
+
+
+def test_few_photographs_are_scored_in_fewer_rounds() -> None:
+    rounds = [photos.options_of(["--photos", "x", "--images", str(n)]).rounds for n in (100, 600, 10_000)]
+    assert rounds == [1, 2, 3]
 
 
 @pytest.mark.parametrize("name", tricks.TRICKS)

@@ -52,7 +52,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("BYOV_DATA", str(home / "data"))
         for method in ("byov", "byol"):
             data = ("--data", f"folder:{home / 'photos'}")
-            assert run("train", "--out", home / method, "--method", method, *data, *SMALL) == 0
+            assert run("train", "--out", home / method, "--method", method, "--init", "none", *data, *SMALL) == 0
     return home
 
 
@@ -87,8 +87,10 @@ def test_a_folder_becomes_a_table_and_a_page(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["odd.html", "odd.parquet", "odd.skipped.txt"]
     table = pq.read_table(out)
     assert len(table) == 88 and {"a/00.jpg", "b/89.jpg"} <= set(table["path"].to_pylist())
-    oddest = table.sort_by([("uncertainty", "descending")])["path"][0].as_py()
-    assert printed.out.splitlines()[1].startswith(oddest)
+    oddest = table.sort_by([("oddness", "descending")])["path"][0].as_py()
+    lines = printed.out.splitlines()
+    assert lines[0].split() == ["oddest", "oddness", "percentile", "uncertainty", "percentile"]
+    assert lines[1].startswith(oddest)
     page = (tmp_path / "odd.html").read_text(encoding="utf-8")
     assert f'data-name="{oddest}" data-rank="1"' in page
 
@@ -103,7 +105,7 @@ def test_csv_of_a_source_without_a_page(trained: Path, tmp_path: Path) -> None:
     out, source = tmp_path / "odd.csv", f"npz:{tmp_path / 'x.npz'}"
     assert score(trained, out, "--no-page", images=source) == 0
     rows = out.read_text().splitlines()
-    assert rows[0] == "path,uncertainty,percentile" and len(rows) == 10
+    assert rows[0] == "path,oddness,oddness_percentile,uncertainty,uncertainty_percentile" and len(rows) == 10
     assert rows[1].startswith(f"{source}@train#0,") and not (tmp_path / "odd.html").exists()
 
 
@@ -166,8 +168,9 @@ def test_grey_images_are_scored_by_a_run_on_photographs(
     assert "digits: grey made RGB by repeating it" in capsys.readouterr().err
     images = open_source("digits").load("test").images
     scorer = Scorer(load(trained / "byov"), draws=3)
-    expected = scorer.scores(images.repeat(1, 3, 1, 1)).uncertainty
-    np.testing.assert_allclose(pq.read_table(out)["uncertainty"].to_numpy(), expected.numpy(), rtol=1e-5)
+    expected, table = scorer.scores(images.repeat(1, 3, 1, 1)), pq.read_table(out)
+    for name in ("oddness", "oddness_percentile", "uncertainty", "uncertainty_percentile"):
+        np.testing.assert_allclose(table[name].to_numpy(), getattr(expected, name).numpy(), rtol=1e-4, atol=1e-6)
 
 
 def test_no_in_one_sentence(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

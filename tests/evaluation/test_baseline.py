@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from byov.evaluation.baseline import differences, intervals, without_draws
+from byov.evaluation.score import CANDIDATES
 
 
 def test_differences_of_what_both_have() -> None:
@@ -52,3 +53,5 @@ def test_what_hangs_on_draws() -> None:
     drawn = ("draws.top1", "draws_unaligned.top1", "levels.encoder.raw.variance", "score.label_free_mahalanobis")
     more = ("shifts.blur.1.draws.top1", "ood.noise.draws_entropy.auroc", "score.draws_entropy")
     assert without_draws(still | dict.fromkeys(drawn + more, 1)) == still
+    named = {f"ood.noise.label_free_{name}.auroc": candidate for name, candidate in CANDIDATES.items()}
+    assert set(without_draws(named)) == {name for name, candidate in named.items() if not candidate.least_draws}

@@ -27,6 +27,7 @@ from byov.evaluation.prune import prune
 from byov.evaluation.pruning import Pruning
 from byov.evaluation.reference import Bank
 from byov.evaluation.run import Run
+from byov.evaluation.score import CANDIDATES, ODDNESS
 from byov.evaluation.subject import load_labelled
 from byov.evaluation.working import weight_spread, working_measures
 from byov.training.division import PIXELS
@@ -165,8 +166,10 @@ def test_images_of_another_kind_are_converted_and_told_apart(everything, folder:
     scores = {key.removeprefix("score.") for key in rows if key.startswith("score.")}
     measures = ("auroc", "aupr_out", "aupr_in", "fpr95")
     assert {f"{name}.{score}.{m}" for score in scores for m in measures} <= set(made)
-    assert len(scores) == 5 + 10 + 6  # baselines, label-free scores, those of the draws
-    assert made[f"{name}.label_free_knn.auroc"] > 0.9  # noise of another size is no digit
+    assert {score for score in scores if score.startswith("label_free_")} == {f"label_free_{n}" for n in CANDIDATES}
+    assert len(scores) == 5 + 15 + 6  # baselines, label-free scores, those of the draws
+    for score in ("knn", ODDNESS):
+        assert made[f"{name}.label_free_{score}.auroc"] > 0.9  # noise of another size is no digit
 
 
 def test_the_baseline_is_made_where_there_is_none_then_read(everything, folder: Path, run: Run) -> None:

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from byov.backbones import build_encoder
 from byov.backbones.vit import Size, ViT
-from byov.evaluation.features import FEW, LEAST, features_of, outputs_of
+from byov.config import Model
+from byov.evaluation.features import FEW, LEAST, at_this_draw, before_draws, features_of, has_trunk, outputs_of
 from byov.posterior import Posterior
 
 IMAGES = torch.rand(300, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -106,3 +109,48 @@ def test_a_failure_is_raised_and_leaves_the_mode_alone(count: int) -> None:
     with pytest.raises(RuntimeError):
         list(outputs_of(network, IMAGES[:, :, :7]))
     assert network.training
+
+
+# ------------------------------------------------------------------------------------------------------- frozen stages
+
+
+@pytest.mark.parametrize("side", [8, 13])
+@pytest.mark.parametrize(
+    "model",
+    [
+        Model(width=16, depth=2, heads=2, patch=2),
+        Model(width=16, depth=2, heads=2, patch=2, frozen_until="blocks.0"),
+        Model("resnet-18", width=4, stem="cifar"),
+        Model("resnet-18", width=4, stem="cifar", frozen_until="layer2"),
+    ],
+    ids=lambda model: f"{model.backbone}-{model.frozen_until}",
+)
+def test_what_comes_before_draws_and_the_rest_are_the_features(model: Model, side: int) -> None:
+    torch.manual_seed(0)
+    whole = build_encoder(model, (1, 8, 8))
+    with torch.no_grad():
+        whole(IMAGES)  # statistics
+    posterior = Posterior(whole, init_log_variance=-4.0)
+    images = torch.rand(70, 1, side, side, generator=torch.Generator().manual_seed(1))
+    before = before_draws(posterior, images, 8, batch_size=32)
+    assert has_trunk(posterior) == (model.frozen_until is not None) != (before.shape[1:] == (1, 8, 8))
+    found = []
+    for seed in (None, 1, 2):
+        with torch.no_grad(), nullcontext() if seed is None else posterior.sampled(torch.manual_seed(seed)):
+            expected = features_of(posterior, images, size=8)
+            found.append(at_this_draw(posterior, before, batch_size=32))
+        torch.testing.assert_close(found[-1], expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(found[0], found[1], atol=0.01) and not torch.allclose(found[1], found[2], atol=0.01)
+    assert posterior.training and whole.training
+
+
+def test_a_trunk_is_passed_once_for_all_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = build_encoder(Model(width=16, depth=2, heads=2, patch=2, frozen_until="blocks.0"), (1, 8, 8))
+    posterior, passed = Posterior(whole), []
+    monkeypatch.setattr(type(whole), "trunk", lambda self, images: passed.append(len(images)) or images.flatten(1))
+    monkeypatch.setattr(type(whole), "after_trunk", lambda self, activations: activations)
+    before = before_draws(posterior, IMAGES[:20], 8)
+    for seed in range(3):
+        with torch.no_grad(), posterior.sampled(torch.manual_seed(seed)):
+            assert torch.equal(at_this_draw(posterior, before), IMAGES[:20].flatten(1))
+    assert passed == [20]

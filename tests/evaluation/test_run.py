@@ -87,8 +87,13 @@ def test_a_run_scores_images_without_labels(run) -> None:
     images = open_source("digits").load("test").images[:40]
     usual, noise = run.score(images, draws=3), run.score(torch.rand(40, 1, 8, 8), draws=3)
     assert torch.equal(usual.embedding, run.features(images)) and usual.uncertainty.shape == (40,)
-    assert usual.percentile is not None and 0 <= float(usual.percentile.min()) <= float(usual.percentile.max()) <= 100
-    assert noise.percentile.median() > usual.percentile.median()
+    assert usual.oddness.shape == (40,) and usual.oddness.dtype == usual.uncertainty.dtype == torch.float64
+    for percentile in (usual.oddness_percentile, usual.uncertainty_percentile):
+        assert percentile is not None and 0 <= float(percentile.min()) <= float(percentile.max()) <= 100
+    assert noise.oddness_percentile.median() > usual.oddness_percentile.median()
+    more = run.score(images)  # 8 draws: of the uncertainty alone
+    assert torch.equal(more.oddness, usual.oddness)
+    assert torch.equal(more.uncertainty, usual.uncertainty) == (run.config.method == "byol")
 
 
 def test_evaluation_writes_flat_results_with_their_settings(run) -> None:

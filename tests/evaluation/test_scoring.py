@@ -24,7 +24,7 @@ SETTINGS: dict[str, Any] = {"run": "a run", "draws": 3}
 
 
 class Brightness:
-    """Uncertainty is the mean pixel; remembers the images it was given, and stops after some chunks."""
+    """Oddness is the mean pixel, uncertainty the rest to white; counts its images, and stops after some chunks."""
 
     def __init__(self, percentiles: bool = True, stop_after: int = 1000) -> None:
         self.percentiles, self.left, self.seen = percentiles, stop_after, 0
@@ -35,7 +35,8 @@ class Brightness:
         self.left -= 1
         self.seen += len(images)
         mean = images.double().mean((1, 2, 3))
-        return Scores(mean, mean / 2.55 if self.percentiles else None, images[:, :, 0, :2].flatten(1))
+        shares = (mean / 2.55, 100 - mean / 2.55) if self.percentiles else (None, None)
+        return Scores(mean, shares[0], 255 - mean, shares[1], images[:, :, 0, :2].flatten(1))
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +60,7 @@ def stream(photos: Path, monkeypatch: pytest.MonkeyPatch) -> Stream:
     return open_stream(str(photos), SIDE)
 
 
+COLUMNS = ["path", "oddness", "oddness_percentile", "uncertainty", "uncertainty_percentile"]
 WHOLE = [i for i in range(IMAGES) if i not in BROKEN]
 NAMES = [f"{'ab'[i // 100]}/{i:03d}.png" for i in WHOLE]
 
@@ -67,14 +69,19 @@ def test_a_row_an_image_in_parquet(stream: Stream, tmp_path: Path) -> None:
     out, said, told = tmp_path / "new" / "odd.parquet", [], []
     scored = score_images(Brightness(), stream, out, SETTINGS, say=said.append, progress=lambda *a: told.append(a))
     table = pq.read_table(out)
-    assert table.column_names == ["path", "uncertainty", "percentile", "embedding"]
+    assert table.column_names == [*COLUMNS, "embedding"]
     assert table["path"].to_pylist() == NAMES == scored.names
-    assert table["uncertainty"].to_pylist() == WHOLE
-    np.testing.assert_allclose(table["percentile"].to_numpy(), np.array(WHOLE) / 2.55, rtol=1e-6)
+    assert table["oddness"].to_pylist() == WHOLE
+    assert table["uncertainty"].to_pylist() == [255 - i for i in WHOLE]
+    shares = np.array(WHOLE) / 2.55
+    np.testing.assert_allclose(table["oddness_percentile"].to_numpy(), shares, rtol=1e-6)
+    np.testing.assert_allclose(table["uncertainty_percentile"].to_numpy(), 100 - shares, rtol=1e-6)
     assert table.schema.field("embedding").type.list_size == 6
     assert table["embedding"].to_pylist() == [[i] * 6 for i in WHOLE]
     assert json.loads(table.schema.metadata[b"byov"]) == SETTINGS
-    assert scored.positions.tolist() == WHOLE and scored.uncertainty.tolist() == WHOLE
+    assert scored.positions.tolist() == WHOLE
+    for name in COLUMNS[1:]:
+        assert getattr(scored, name).tolist() == table[name].to_pylist()
     skipped = skipped_path(out).read_text().splitlines()
     assert [line.split(":")[0] for line in skipped] == [
         "a/005.png",
@@ -91,18 +98,29 @@ def test_a_row_an_image_in_parquet(stream: Stream, tmp_path: Path) -> None:
 def test_csv_has_no_embedding_and_reads_back_the_same(stream: Stream, tmp_path: Path) -> None:
     out = tmp_path / "odd.csv"
     scored = score_images(Brightness(percentiles=False), stream, out, SETTINGS, say=lambda text: None)
-    assert scored.percentile is None
+    assert scored.oddness_percentile is scored.uncertainty_percentile is None
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
+    assert list(rows[0]) == COLUMNS
     assert [row["path"] for row in rows] == NAMES
-    assert [np.float32(row["uncertainty"]) for row in rows] == scored.uncertainty.tolist()
-    assert {row["percentile"] for row in rows} == {""}
+    for name in ("oddness", "uncertainty"):
+        assert [np.float32(row[name]) for row in rows] == getattr(scored, name).tolist()
+        assert {row[f"{name}_percentile"] for row in rows} == {""}
+
+
+def test_csv_has_both_percentiles(stream: Stream, tmp_path: Path) -> None:
+    out = tmp_path / "odd.csv"
+    scored = score_images(Brightness(), stream, out, SETTINGS, say=lambda text: None)
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for name in COLUMNS[1:]:
+        assert [np.float32(row[name]) for row in rows] == getattr(scored, name).tolist()
 
 
 def test_without_embedding(stream: Stream, tmp_path: Path) -> None:
     out = tmp_path / "odd.parquet"
     score_images(Brightness(), stream, out, SETTINGS, embedding=False, say=lambda text: None)
-    assert pq.read_schema(out).names == ["path", "uncertainty", "percentile"]
+    assert pq.read_schema(out).names == COLUMNS
 
 
 def test_a_stop_loses_one_chunk_at_most(stream: Stream, tmp_path: Path) -> None:
@@ -187,7 +205,7 @@ def test_a_chunk_without_one_whole_file(tmp_path: Path, monkeypatch: pytest.Monk
     stream = open_stream(str(photos), SIDE)
     scored = score_images(Brightness(), stream, tmp_path / "odd.parquet", SETTINGS, say=lambda text: None)
     assert scored.names == ["66.png", "67.png", "68.png", "69.png"] and len(scored.skipped) == 66
-    assert pq.read_table(tmp_path / "odd.parquet")["uncertainty"].to_pylist() == [66, 67, 68, 69]
+    assert pq.read_table(tmp_path / "odd.parquet")["oddness"].to_pylist() == [66, 67, 68, 69]
     for i in range(66, 70):
         (photos / f"{i}.png").write_bytes(b"no image")
     with pytest.raises(BadInput, match=r"none of the images in .* \(empty file\)"):

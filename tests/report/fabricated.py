@@ -13,9 +13,10 @@ from byov.config import Config, to_dict
 from byov.data.sources import open_source
 from byov.evaluation.evaluate import fingerprint
 from byov.evaluation.kept import Section, write_section
+from byov.evaluation.score import DEFAULT, DEFAULT_AT_MEANS
 
 SHIFTS = ("salt_pepper", "blur")
-SCORES = ("max_softmax", "label_free_knn", "label_free_neighbours")
+SCORES = ("max_softmax", f"label_free_{DEFAULT_AT_MEANS}", f"label_free_{DEFAULT}")
 
 
 def shift_results(ece: float, top1: float) -> dict[str, float]:

@@ -26,15 +26,25 @@ from byov.report.gallery import EACH, GROUPS, MEMBERS, data_uri, histogram, rank
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-def of(uncertainty: np.ndarray, names: list[str] | None = None, percentile: bool = True) -> Scored:
-    count = len(uncertainty)
+def of(
+    oddness: np.ndarray, names: list[str] | None = None, percentile: bool = True, uncertainty: np.ndarray | None = None
+) -> Scored:
+    """Unless told, the oddest is the most certain: what is sorted by the other score is seen."""
+    count = len(oddness)
+    uncertainty = 10 - oddness if uncertainty is None else uncertainty
     embedding = np.random.default_rng(1).normal(size=(count, 8)).astype(np.float32)
-    shares = ((np.argsort(np.argsort(uncertainty)) + 0.5) / count * 100).astype(np.float32)
+
+    def shares(values: np.ndarray) -> np.ndarray | None:
+        ranked = (np.argsort(np.argsort(values)) + 0.5) / count * 100
+        return ranked.astype(np.float32) if percentile else None
+
     return Scored(
         names=names or [f"x#{i}" for i in range(count)],
         positions=np.arange(count),
+        oddness=oddness.astype(np.float32),
+        oddness_percentile=shares(oddness),
         uncertainty=uncertainty.astype(np.float32),
-        percentile=shares if percentile else None,
+        uncertainty_percentile=shares(uncertainty),
         embedding=embedding,
         skipped=[],
     )
@@ -47,21 +57,21 @@ def in_memory(count: int, side: int = 8) -> Stream:
 
 def shown(page: str) -> list[tuple[str, str, str]]:
     """Name, rank and kind of the images on a page, in its order."""
-    return re.findall(r'<li class="item" data-name="([^"]*)" data-rank="(\d+)" data-kind="(\w*)">', page)
+    return re.findall(r'<li class="item" data-name="([^"]*)" data-rank="(\d+)" data-kind="(\w*)" ', page)
 
 
 # ------------------------------------------------------------------------------------------------------ what is chosen
 
 
-def test_ranks_begin_with_the_least_sure() -> None:
+def test_ranks_begin_with_the_oddest() -> None:
     assert ranks(np.array([0.1, 0.9, 0.5, 0.9], np.float32)).tolist() == [4, 1, 3, 2]
 
 
 def test_both_ends_and_some_between_are_chosen() -> None:
     rank = ranks(np.random.default_rng(0).normal(size=1000).astype(np.float32))
     chosen = selection(rank, each=10)
-    by_kind = {kind: [int(rank[row]) for row, k in chosen.items() if k == kind] for kind in ("odd", "middle", "sure")}
-    assert by_kind["odd"] == list(range(1, 11)) and by_kind["sure"] == list(range(991, 1001))
+    by_kind = {kind: [int(rank[row]) for row, k in chosen.items() if k == kind] for kind in ("odd", "middle", "usual")}
+    assert by_kind["odd"] == list(range(1, 11)) and by_kind["usual"] == list(range(991, 1001))
     assert len(by_kind["middle"]) == 10 and by_kind["middle"][0] == 11 and by_kind["middle"][-1] == 990
     assert [rank[row] for row in chosen] == sorted(rank[row] for row in chosen)
 
@@ -106,12 +116,12 @@ def test_a_page_of_many_images_is_bounded(tmp_path: Path) -> None:
     groups = [Group(list(range(10 * g, 10 * g + 9)), 0.99) for g in range(50)]
     page = render(scored, in_memory(1000), groups, [("draws", "20")])
     assert len(shown(page)) == 3 * EACH + GROUPS * MEMBERS
-    rank = ranks(scored.uncertainty)
+    rank = ranks(scored.oddness)
     assert all(int(place) == rank[int(name[2:])] for name, place, _ in shown(page))
-    assert shown(page)[0][1:] == ("1", "odd") and shown(page)[3 * EACH - 1][1:] == ("1000", "sure")
+    assert shown(page)[0][1:] == ("1", "odd") and shown(page)[3 * EACH - 1][1:] == ("1000", "usual")
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
     for words in (
-        "1,000 images",
+        "1,000 images, ranked by oddness",
         "180 of 1,000",
         "50 groups",
         "the 24 most alike",
@@ -150,15 +160,20 @@ def test_without_percentiles_and_with_a_file_that_has_gone(tmp_path: Path) -> No
     (tmp_path / "1.png").unlink()
     page = render(of(np.array([1.0, 2.0, 3.0]), list(stream.names), percentile=False), stream, [])
     assert page.count("file not found") == 1 and page.count("data:image/jpeg") == 2
-    assert ">Percentile<" not in page and 'class="percentile"' not in page
+    assert "Percentile against" not in page and 'percentile">' not in page and not re.search(r">P\d", page)
+    assert '<span title="oddness">odd 3</span>' in page
+    assert '<span class="percentile" title="uncertainty">unsure 7</span>' in page
 
 
 def test_says_how_many_files_and_calibration_images() -> None:
     scored = replace(of(np.array([1.0, 2.0])), skipped=[("a.png", "empty file")])
     page = render(scored, in_memory(2), [], calibration=7)
-    assert "1 file could not be used" in page and "Against 7 images set aside" in page
-    assert '<span class="percentile" title="percentile">P75</span>' in page
-    assert "Against images set aside" in render(scored, in_memory(2), [])
+    assert "1 file could not be used" in page and page.count("Percentile against 7 images set aside") == 2
+    assert '<span title="oddness percentile">odd P75</span>' in page
+    assert '<span class="percentile" title="uncertainty percentile">unsure P25</span>' in page
+    assert page.count("<svg") == 2 and "Histogram of oddness" in page and "Histogram of uncertainty" in page
+    assert "Percentile against 1 image set aside" in render(scored, in_memory(2), [], calibration=1)
+    assert "Percentile against images set aside" in render(scored, in_memory(2), [])
 
 
 # -------------------------------------------------------------------------------------------------------- the browser
@@ -170,7 +185,8 @@ window.addEventListener("load", async () => {
   const set = (id, value) => { get(id).value = value; get(id).dispatchEvent(new Event("input", {bubbles: true})); };
   const say = () => document.querySelector("#large .what").textContent;
   seen.start = visible();
-  set("sort", "sure"); seen.sure = visible();
+  set("sort", "usual"); seen.usual = visible();
+  set("sort", "unsure"); seen.unsure = visible();
   set("sort", "name"); seen.byName = visible();
   set("filter", "CAT/"); seen.cats = visible(); seen.status = get("shown").textContent;
   set("kind", "odd"); seen.oddCats = visible();
@@ -213,19 +229,21 @@ def driven(page: str, folder: Path, width: int) -> dict[str, Any]:
 @pytest.mark.parametrize("width", [500, 1200])
 def test_sorting_filtering_and_opening_in_a_browser(tmp_path: Path, width: int) -> None:
     names = [f"{'cat' if i % 3 == 0 else 'dog'}/{i:02d}.png" for i in range(12)]
-    uncertainty = np.random.default_rng(0).permutation(12) / 10
-    scored = of(uncertainty, names)
+    oddness, uncertainty = (np.random.default_rng(seed).permutation(12) / 10 for seed in (0, 1))
+    scored = of(oddness, names, uncertainty=uncertainty)
     page = render(scored, in_memory(12), [Group([0, 3], 1.0)])
     seen = driven(page, tmp_path, width)
-    odd_first = [names[i] for i in np.argsort(-uncertainty)]
-    assert seen["start"] == odd_first and seen["sure"] == odd_first[::-1] and seen["byName"] == sorted(names)
+    odd_first, unsure_first = ([names[i] for i in np.argsort(-values)] for values in (oddness, uncertainty))
+    assert seen["start"] == odd_first and seen["usual"] == odd_first[::-1] and seen["unsure"] == unsure_first
+    assert seen["byName"] == sorted(names)
     cats = sorted(name for name in names if name.startswith("cat"))
     assert seen["cats"] == cats and seen["status"] == "4 shown" and seen["none"] == []
     assert seen["oddCats"] == [name for name in cats if name in odd_first[:4]]
     large = seen["large"]
     assert large["open"] and large["grown"] and large["width"] == 8
-    first = int(np.argmax(uncertainty))
+    first = int(np.argmax(oddness))
+    unsure = (uncertainty[first] * 10 + 0.5) / 12 * 100
     assert large["source"] == data_uri(in_memory(12).picture(first, 0))  # type: ignore[arg-type]
-    assert large["says"] == f"{names[first]} · #1 · 1.1 · P96" == seen["back"]
+    assert large["says"] == f"{names[first]} · #1 · odd P96 · unsure P{unsure:.0f}" == seen["back"]
     assert seen["next"].startswith(odd_first[1])
     assert seen["closed"] and seen["focus"] and seen["wide"] and seen["fetched"] == 0

@@ -101,7 +101,7 @@ def test_pruning_curves_and_what_it_saves(tmp_path: Path, drawn: dict[str, list[
 
 def test_risk_and_coverage(tmp_path: Path, drawn: dict[str, list[Line]]) -> None:
     run = load_run(full_run(tmp_path / "run"))
-    assert run.default_score == "label_free_neighbours"
+    assert run.default_score == "label_free_combined"
     images = len(run.images["means.top1"])
     section = uncertainty.selective_section([run])
     assert len(section.pictures) == 1
@@ -116,7 +116,7 @@ def test_risk_and_coverage(tmp_path: Path, drawn: dict[str, list[Line]]) -> None
 def test_tables_of_scores(tmp_path: Path, drawn: object) -> None:
     run = load_run(full_run(tmp_path / "run"))
     table = uncertainty.selective_section([run]).tables[0]
-    assert [row.name for row in table.rows] == ["max softmax", "label free knn", "label free neighbours"]
+    assert [row.name for row in table.rows] == ["max softmax", "label free knn cosine", "label free combined"]
     assert table.rows[0].cells == [Cell("0.900", True), Cell("0.010", True), Cell("–"), Cell("–")]
     outside = uncertainty.outside_section([run]).tables[0]
     assert outside.columns == ["mnist", "folder-x"]
@@ -163,9 +163,9 @@ def test_scores_that_are_not_numbers_are_left_out(tmp_path: Path) -> None:
     path = run / "results" / "evaluation.safetensors"
     section = read_section(path)
     assert section is not None
-    section.images["score.label_free_neighbours"][3] = np.nan
+    section.images["score.label_free_combined"][3] = np.nan
     write_section(path, section)
-    assert load_run(run).default_score == "label_free_knn"
+    assert load_run(run).default_score == "label_free_knn_cosine"
     path.write_bytes(b"cut sho")
     assert "no score of each test image" in example_section([load_run(run)]).empty
 

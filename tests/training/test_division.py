@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from byov.config import Config, Model, Monitor, Optim, read_config
+from byov.data.resample import resized
 from byov.data.sources import open_source
 from byov.errors import BadInput
 from byov.training import checkpoints, division
-from byov.training.division import DRAWS, FILE, PIXELS, divide, read_pixels, write_pixels
+from byov.training.division import BANK, DRAWS, FILE, PIXELS, divide, read_pixels, write_pixels
 from byov.training.loop import Trainer, subset
 from byov.training.resolve import resolve
 from byov.training.run import pixel_statistics, prepare
@@ -29,19 +30,20 @@ SMALL = Config(
 )
 
 
-@given(total=st.integers(2, 3000), data=st.data())
+@given(total=st.integers(2, 3 * BANK), data=st.data())
 def test_a_division(total: int, data: st.DataObject) -> None:
     calibration = data.draw(st.integers(0, total - 2))
     images = data.draw(st.integers(2, total - calibration))
     trained, bank, aside = (set(part.tolist()) for part in divide(total, images, calibration))
-    assert (len(trained), len(bank), len(aside)) == (images, min(images, 1000), calibration)
+    assert (len(trained), len(bank), len(aside)) == (images, min(images, BANK), calibration)
     assert bank <= trained and not trained & aside and trained | aside <= set(range(total))
 
 
 def test_the_part_trained_on_is_the_one_it_always_was() -> None:
     data = tiny.images(30)
     assert torch.equal(subset(data, 10).images, data.images[divide(30, 10, 5).trained])
-    assert set(divide(5000, 1500, 0).bank.tolist()) == set(divide(5000, 4000, 100).bank.tolist())
+    assert set(divide(9000, 4500, 0).bank.tolist()) == set(divide(9000, 8000, 100).bank.tolist())
+    assert BANK == 4000 == len(divide(9000, 4500, 0).bank)
 
 
 # ----------------------------------------------------------------------------------------------------------- resolving
@@ -103,14 +105,25 @@ def test_many_pixels_are_not_kept_and_a_damaged_file_is_as_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images, parts = tiny.images(30).images, divide(30, 20, 5)
-    write_pixels(tmp_path, images, parts)
+    write_pixels(tmp_path, images, parts, 8)
     kept = tmp_path / PIXELS
     assert torch.equal(read_pixels(tmp_path, "bank"), images[parts.bank])
     kept.write_bytes(kept.read_bytes()[:40])
     assert read_pixels(tmp_path, "bank") is None
     monkeypatch.setattr(division, "MOST_PIXELS", images[:25].nbytes - 1)
-    write_pixels(tmp_path, images, parts)
+    write_pixels(tmp_path, images, parts, 8)
     assert read_pixels(tmp_path, "bank") is not None and read_pixels(tmp_path, "calibration") is None
+    write_pixels(tmp_path, images, parts, 4)  # a quarter of the pixels
+    assert read_pixels(tmp_path, "bank") is not None and read_pixels(tmp_path, "calibration") is not None
+
+
+@pytest.mark.parametrize(("side", "kept"), [(4, 4), (8, 8), (16, 8)])
+def test_pixels_are_kept_at_the_networks_side_or_their_own(tmp_path: Path, side: int, kept: int) -> None:
+    images, parts = tiny.images(30, channels=3).images, divide(30, 20, 5)
+    write_pixels(tmp_path, images, parts, side)
+    for part in ("bank", "calibration"):
+        found = read_pixels(tmp_path, part)
+        assert found.dtype == torch.uint8 and torch.equal(found, resized(images[getattr(parts, part)], kept))
 
 
 def test_pixel_statistics_of_a_part() -> None:

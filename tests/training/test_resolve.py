@@ -5,7 +5,7 @@ import pytest
 from byov.backbones import build_encoder
 from byov.config import Config, Model, Optim, Posterior, View, Views, flatten, merge, read_recipe, to_dict
 from byov.errors import BadInput
-from byov.training.resolve import choose_recipe, resolve, resolve_device
+from byov.training.resolve import automatic_method, choose_recipe, resolve, resolve_device
 
 GREY = (1, 8, 8)
 
@@ -107,7 +107,7 @@ def test_the_networks_side_may_be_another_than_the_images() -> None:
     config = resolve(Config(image_size=64), (3, 96, 96), 50, flips=True)
     assert (config.image_size, config.model.patch, config.views.first.blur) == (64, 16, 1.0)
     assert resolve(Config(image_size=16), (3, 32, 32), 50, flips=True).model.patch == 4
-    assert resolve(read_recipe(choose_recipe(None)), (3, 96, 96), 50, flips=True).image_size == 64
+    assert resolve(read_recipe(choose_recipe(None, "none")), (3, 96, 96), 50, flips=True).image_size == 64
 
 
 def test_devices() -> None:
@@ -121,12 +121,68 @@ def test_chosen_recipes_exist() -> None:
     from byov.config import find_recipe
 
     for side in (8, 28, 32, 64, 224, None):
-        assert find_recipe(choose_recipe(side)).is_file()
+        assert find_recipe(choose_recipe(side, None)).is_file()
+
+
+@pytest.mark.parametrize(
+    ("init", "recipe", "method"),
+    [
+        (None, "folder-64", "byov"),
+        ("none", "folder-64", "byov"),
+        ("runs/mine", "folder-64", "byov"),
+        ("weights.pth", "folder-64", "byov"),
+        ("lite0", "adapt-photos", "posthoc"),
+        ("lite2", "adapt-photos", "posthoc"),
+        ("timm:resnet18", "adapt-photos", "posthoc"),
+    ],
+)
+def test_weights_that_set_the_backbone_choose_recipe_and_method(init: str | None, recipe: str, method: str) -> None:
+    assert choose_recipe(None, init) == recipe and automatic_method(init) == method
+    assert choose_recipe(8, init) == "digits" and choose_recipe(32, init) == "small-images"  # only a folder's
+
+
+def test_the_recipe_from_pretrained_weights() -> None:
+    config = resolve(read_recipe("adapt-photos", "posthoc"), (3, 140, 140), 50, flips=True)
+    assert (config.image_size, config.init, config.method) == (128, "lite0", "posthoc")
+    assert (config.model.backbone, config.model.frozen_until) == ("efficientnet-lite0", "blocks.4")
+    assert config.model.frozen_statistics is True and config.posterior.where == "all"
+
+
+def test_none_is_no_weights() -> None:
+    config = resolve(Config(init="none"), GREY, 100, flips=True)
+    assert config.init is None and config.model.frozen_statistics is False
+
+
+@pytest.mark.parametrize(
+    ("init", "model", "frozen"),
+    [
+        (None, Model(), False),
+        ("runs/mine", Model(), False),
+        ("lite0", Model("efficientnet-lite0"), True),
+        ("timm:resnet18", Model("timm:resnet18"), True),
+        (None, Model("resnet-18", frozen_until="layer1"), True),
+        (None, Model("resnet-18", frozen_until="layer1", frozen_statistics=False), False),
+        (None, Model("resnet-18", frozen_statistics=True), True),
+        ("lite0", Model("efficientnet-lite0", frozen_statistics=False), False),
+    ],
+)
+def test_whether_statistics_are_frozen_depends_on_the_weights_and_stages(
+    init: str | None, model: Model, frozen: bool
+) -> None:
+    config = resolve(Config(init=init, model=model), (3, 64, 64), 50, flips=True)
+    assert config.model.frozen_statistics is frozen and config.model.frozen_until == model.frozen_until
+    assert resolve(config, (3, 64, 64), 50, flips=True) == config
+
+
+@pytest.mark.parametrize("overlap", [0.0, 1.0])
+def test_an_overlap_is_within_0_and_1(overlap: float) -> None:
+    with pytest.raises(BadInput, match=r"posterior\.overlap"):
+        resolve(Config(posterior=Posterior(overlap=overlap)), GREY, 50, flips=True)
 
 
 def test_the_chosen_recipe_works_for_images_of_almost_any_side() -> None:
     for side in [side for side in range(8, 130) if any(side % d == 0 for d in range(2, side // 2 + 1))]:
-        config = resolve(read_recipe(choose_recipe(side)), (3, side, side), 50, flips=True)
+        config = resolve(read_recipe(choose_recipe(side, None)), (3, side, side), 50, flips=True)
         assert config.model.patch is not None and side % config.model.patch == 0
         build_encoder(config.model, (3, side, side))
     with pytest.raises(BadInput, match="resize"):

@@ -15,8 +15,8 @@ from byov.metrics import bootstrap
 NOT_COMPARED = ("settings", "untrained.", "pixels.", "baseline.", "probe_")  # what is no measure of the run
 PAIRED = ("means.", "draws.")  # before the names of an image's rows; those at the means have no prefix in the results
 
-# In a name, where how many draws there are makes a difference; two of the label-free scores are made at the means.
-DRAWN = re.compile(r"(^|\.)(draws|levels|label_free_(?!knn|mahalanobis_at_means))")
+# In a name, where how many draws there are makes a difference; some label-free scores are made at the means.
+DRAWN = re.compile(r"(^|\.)(draws|levels|label_free_(?!knn|kth_cosine|mahalanobis_at_means))")
 
 T = TypeVar("T")
 
