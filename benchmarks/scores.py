@@ -30,7 +30,15 @@ from byov.evaluation.features import features_of
 from byov.evaluation.probe import fit_probe
 from byov.evaluation.reference import Bank, at_draw
 from byov.evaluation.run import Run, load
-from byov.evaluation.score import CANDIDATES, CONSISTENT_PART, candidate_scores, is_deterministic, part_of
+from byov.evaluation.score import (
+    CANDIDATES,
+    CONSISTENT_PART,
+    ODDNESS,
+    Scorer,
+    candidate_scores,
+    is_deterministic,
+    part_of,
+)
 from byov.evaluation.subject import at_side, in_channels, load_labelled, spread
 from byov.files import write_json
 from byov.metrics.ranking import auroc, midranks
@@ -60,7 +68,7 @@ def evaluate_scores(
     probabilities = fit_probe(known, labelled.train_labels, classes=labelled.classes).probabilities(features)
     wrong = probabilities.argmax(1) != labels
     names = [n for n, c in CANDIDATES.items() if not c.least_draws or not is_deterministic(run)]
-    scores = candidate_scores(run, test, draws, names)
+    scores = all_scores(run, test, draws, names)
     scores |= knn_scores(Bank(run), features) | {"confidence (labels)": 1 - probabilities.max(1).values}
     if isinstance(run.learner, SelfSupervised):
         scores |= loss_scores(run, run.learner, at_side(test, side), max(draws, 1))
@@ -76,13 +84,20 @@ def evaluate_scores(
         ERRORS: {name: interval(value, wrong) for name, value in scores.items()},
     }
     for spec in ood:
-        other = candidate_scores(run, ood_images(run, spec), draws, names)
-        found[f"ood.{spec}"] = {name: apart(scores[name], other[name]) for name in names}
+        other = all_scores(run, ood_images(run, spec), draws, names)
+        found[f"ood.{spec}"] = {name: apart(scores[name], other[name]) for name in other}
     clean = at_side(test[:NOISY], side)
     for severity in SEVERITIES:
-        noisy = candidate_scores(run, shifted(clean, torch.arange(len(clean)), NOISE, severity, seed=0), draws, names)
-        found[f"noise.{severity}"] = {name: apart(scores[name][: len(clean)], noisy[name]) for name in names}
+        noisy = all_scores(run, shifted(clean, torch.arange(len(clean)), NOISE, severity, seed=0), draws, names)
+        found[f"noise.{severity}"] = {name: apart(scores[name][: len(clean)], noisy[name]) for name in noisy}
     return found | {"per_image": {**scores, "wrong": wrong.double()}}
+
+
+def all_scores(run: Run, images: Tensor, draws: int, names: Sequence[str]) -> dict[str, Tensor]:
+    """The candidates, and what `byov score` makes of two of them: its columns `oddness` and `uncertainty`."""
+    scorer, found = Scorer(run, draws=draws), candidate_scores(run, images, draws, names)
+    oddness = found[ODDNESS]
+    return found | {"uncertainty": scorer.range.uncertainty(found[scorer.uncertainty], oddness), "oddness": oddness}
 
 
 def ood_images(run: Run, spec: str, most: int = 1000) -> Tensor:
@@ -243,7 +258,7 @@ def main() -> None:
     measured.add_argument("--out", type=Path, required=True)
     compared = commands.add_parser("compare")
     compared.add_argument("files", nargs=2, type=Path)
-    compared.add_argument("--scores", nargs="*", default=["combined", "consistency"])
+    compared.add_argument("--scores", nargs="*", default=["uncertainty", "consistency"])
     options = parser.parse_args()
     try:
         if options.command == "pets":

@@ -22,6 +22,7 @@ from byov.evaluation.score import (
     Scorer,
     candidate_scores,
     part_of,
+    range_of,
 )
 
 IMAGES = handmade.images(7, seed=1)
@@ -182,8 +183,27 @@ def test_a_group_of_alike_images_is_as_odd_as_one_of_them(tmp_path: Path, alike:
     group = torch.zeros(alike, 1, 4, 4, dtype=torch.uint8)
     group[:, :, 2:] = handmade.images(alike, seed=3)[:, :, 2:] // 64 + 180
     run = handmade.run(tmp_path / "run", Directions(), source=torch.cat([usual, group]), calibration=0, where="none")
-    oddness = run.score(torch.cat([usual, group])).oddness
-    assert float(oddness[-alike:].min()) > float(oddness[:-alike].max())
+    scores = run.score(torch.cat([usual, group]))
+    for values in (scores.oddness, scores.uncertainty):
+        assert float(values[-alike:].min()) > float(values[:-alike].max())
+
+
+def composed(run: Run, name: str, candidate: torch.Tensor, oddness: torch.Tensor) -> torch.Tensor:
+    """The uncertainty by its formula, from the reference images' own scores."""
+    own = candidate_scores(run, Bank(run).images, DRAWS, [name, "kth_cosine"])
+    lower, upper = np.quantile(own["kth_cosine"], [0.25, 0.75])
+    beyond = (oddness - (upper + (upper - lower))) / (upper - lower)
+    return candidate / own[name].median() + 20 * beyond.clamp(min=0)
+
+
+def test_within_the_usual_range_oddness_adds_nothing() -> None:
+    candidate, oddness = torch.tensor([2.0, 4.0, 6.0]), torch.arange(5.0)
+    usual = range_of(candidate, oddness)  # quartiles 1 and 3
+    assert usual == (4.0, 5.0, 2.0)
+    found = usual.uncertainty(torch.tensor([4.0, 8.0, 4.0]), torch.tensor([0.0, 5.0, 6.0]))
+    assert found.tolist() == [1.0, 2.0, 11.0]
+    flat = range_of(torch.zeros(3), torch.ones(3))  # all alike: nothing is divided by zero
+    assert flat.uncertainty(torch.zeros(1), torch.ones(1)).isfinite().all()
 
 
 def test_parts_of_the_bank() -> None:
@@ -207,9 +227,11 @@ def test_a_scorer_gives_one_of_the_candidates_and_the_embedding(run: Run) -> Non
     everything = candidate_scores(run, IMAGES, DRAWS)
     for name in CANDIDATES:
         found = Scorer(run, name, DRAWS).scores(IMAGES)
-        torch.testing.assert_close(found.uncertainty, everything[name], msg=name)
+        expected = composed(run, name, everything[name], everything["kth_cosine"])
+        torch.testing.assert_close(found.uncertainty, expected, msg=name)
         assert torch.equal(found.embedding, run.features(IMAGES))
-    assert torch.equal(Scorer(run, draws=DRAWS).scores(IMAGES).uncertainty, everything["combined"])
+    expected = composed(run, "combined", everything["combined"], everything["kth_cosine"])
+    torch.testing.assert_close(Scorer(run, draws=DRAWS).scores(IMAGES).uncertainty, expected)
     assert torch.equal(Scorer(run, draws=DRAWS).scores(IMAGES).oddness, everything["kth_cosine"])
 
 

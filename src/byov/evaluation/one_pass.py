@@ -36,6 +36,7 @@ from byov.evaluation.score import (
     ODDNESS,
     Scorer,
     part_of,
+    range_of,
     reference_scores,
 )
 from byov.evaluation.subject import spread
@@ -95,14 +96,16 @@ class OnePass(nn.Module):
         self._exact = EXACT.get(uncertainty)
         self.agreement: float | None = None
         """Spearman correlation of the head with what it predicts, leaving one reference image out at a time."""
+        own = torch.arange(len(features))
+        rows = bank.kept(
+            f"neighbourhoods-{count}-{self.depth}",
+            lambda: torch.cat([part.view(len(own), -1) for part in self.neighbourhood(features, own)], dim=1),
+        )
+        known = Neighbourhood(rows[:, :-1], rows[:, -1])
+        scores = bank.kept(f"scores-{uncertainty}-{draws}", lambda: reference_scores(bank, uncertainty, draws))
+        self.range = range_of(scores, self.oddness(known))
         if self.predicts:
-            own = torch.arange(len(features))
-            known = bank.kept(
-                f"neighbourhoods-{count}-{self.depth}",
-                lambda: torch.cat([part.view(len(own), -1) for part in self.neighbourhood(features, own)], dim=1),
-            )
-            scores = bank.kept(f"scores-{uncertainty}-{draws}", lambda: reference_scores(bank, uncertainty, draws))
-            self._fit(Neighbourhood(known[:, :-1], known[:, -1]), scores)
+            self._fit(known, scores)
 
     def _set_reference(self, features: Tensor, mean: Tensor) -> None:
         """What both kinds of cosines are made of by one product of matrices (`neighbourhood`)."""
@@ -166,9 +169,11 @@ class OnePass(nn.Module):
     def forward(self, features: Tensor, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Oddness and uncertainty, (images,) each, in float32."""
         of = self.neighbourhood(features, own)
+        oddness = self.oddness(of)
         if self._exact is not None:
-            return self.oddness(of), self._exact(self, of)
-        return self.oddness(of), (self.statistics(of) - self.centre) / self.scale @ self.weights + self.level
+            return oddness, self.range.uncertainty(self._exact(self, of), oddness)
+        predicted = (self.statistics(of) - self.centre) / self.scale @ self.weights + self.level
+        return oddness, self.range.uncertainty(predicted, oddness)
 
     def oddness(self, of: Neighbourhood) -> Tensor:
         """As `score.ODDNESS`."""
@@ -248,11 +253,6 @@ class FastScorer(Scorer):
             f"{self.draws} draws, on reference images left out of the fit: {self.model.agreement:.2f})"
         )
 
-    def usual(self) -> dict[str, Tensor]:
-        """The calibration images' scores by name, each sorted; none where there are no such images."""
-        found = {"oddness": self._usual_oddness, "uncertainty": self._usual_uncertainty}
-        return {name: values for name, values in found.items() if values is not None}
-
     def _score(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         run = self.bank.run
         images = resized(images, run.image_shape[-1])
@@ -260,14 +260,9 @@ class FastScorer(Scorer):
         oddness, uncertainty = self.model(embedding, self.bank.own(images))
         return oddness.double(), uncertainty.double(), embedding
 
-    @cached_property
-    def _calibration(self) -> tuple[Tensor, Tensor]:
+    def _calibration_scores(self) -> Tensor:
         features = self.bank.kept("calibration", self._calibration_features)
-        oddness, uncertainty = self.model(features, torch.full((len(features),), -1))
-        return oddness.double().sort().values, uncertainty.double().sort().values
+        return torch.stack(self.model(features, torch.full((len(features),), -1))).double()
 
     def _calibration_features(self) -> Tensor:
         return features_of(self.bank.run.encoder, self.bank.calibration_images(), self.batch_size)
-
-    def _usual(self, name: str, draws: int) -> Tensor | None:
-        return self._calibration[0 if name == ODDNESS else 1] if self.bank.calibrates else super()._usual(name, draws)

@@ -3,7 +3,8 @@
 `oddness`: how unlike the folder it is. Cosine distance to the k-th nearest reference image, at the means, with k about
 6% of the reference set: a group of odd images that are alike cannot hide itself unless it is larger than that.
 `uncertainty`: how unreliable its representation is. The part of its nearest reference images (2% of them) on which two
-weight draws disagree, times the distance to the ten nearest. Higher is odder, and less certain.
+weight draws disagree, times the distance to the ten nearest; and more where the oddness lies outside the usual range.
+Higher is odder, and less certain.
 
 These two are the winners among the candidates (docs/score.md); the others are kept for comparison. A candidate is a
 function of a few terms, each a function of one draw and averaged over draws; so all of them are streaming, and one pass
@@ -42,6 +43,7 @@ SHARPNESS = 0.1  # temperature of the soft assignment to the bank, on cosines
 SHRINKAGE = 0.1  # of the bank's correlations towards none: a bank may have fewer images than features
 DRAWS = 8  # of the weights, where the user does not say: docs/score.md has what more of them gain
 BLOCK = 1024  # images at a time: bounds the terms that hold a number for each bank image
+FENCE, WEIGHT = 1.0, 20.0  # from where oddness counts as uncertainty too, and how much (`Range`): docs/score.md
 ODDNESS = "kth_cosine"
 DEFAULT, DEFAULT_AT_MEANS = "combined", "knn_cosine"  # uncertainty, for a run that has a posterior, and for others
 
@@ -285,6 +287,32 @@ def _score_features(
 # -------------------------------------------------------------------------------------------------------------- scorer
 
 
+class Range(NamedTuple):
+    """What is usual among the reference images. Quartiles, since some of these may be odd themselves."""
+
+    level: float
+    """Median of what the candidate says of them."""
+    fence: float
+    """Oddness from which an image is outside the usual range: FENCE interquartile ranges above the upper quartile."""
+    spread: float
+    """The interquartile range of their oddness."""
+
+    def uncertainty(self, candidate: Tensor, oddness: Tensor) -> Tensor:
+        """The uncertainty: the candidate in units of what is usual, and how far the oddness lies beyond the fence.
+
+        A group of odd images has itself for neighbours, on which all draws agree: the candidate alone would call these
+        images the most certain of all.
+        """
+        return candidate / self.level + ((oddness - self.fence) / self.spread).clamp(min=0) * WEIGHT
+
+
+def range_of(candidate: Tensor, oddness: Tensor) -> Range:
+    """The range of the reference images' own scores."""
+    lower, upper = oddness.double().quantile(torch.tensor([0.25, 0.75], dtype=torch.float64)).tolist()
+    spread = max(upper - lower, 1e-6)
+    return Range(max(float(candidate.median()), 1e-6), upper + FENCE * spread, spread)
+
+
 class Scores(NamedTuple):
     """What is known of images without labels; on the CPU. Percentiles are None where no images calibrate them."""
 
@@ -333,18 +361,27 @@ class Scorer:
         self.bank.run.check(images)
         parts = [self._score(block) for block in torch.split(images, BLOCK)]
         oddness, uncertainty, embedding = (torch.cat(column) for column in zip(*parts, strict=True))
+        usual = self.usual
         return Scores(
             oddness,
-            self._percentiles(oddness, self._usual_oddness),
+            self._percentiles(oddness, usual.get("oddness")),
             uncertainty,
-            self._percentiles(uncertainty, self._usual_uncertainty),
+            self._percentiles(uncertainty, usual.get("uncertainty")),
             embedding,
         )
 
     def _score(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Oddness, uncertainty and embedding of a block."""
         found, embedding = _score_block(self.bank, images, [ODDNESS, self.uncertainty], self.draws, self.batch_size)
-        return found[ODDNESS], found[self.uncertainty], embedding
+        return found[ODDNESS], self.range.uncertainty(found[self.uncertainty], found[ODDNESS]), embedding
+
+    @cached_property
+    def range(self) -> Range:
+        """What is usual among the reference images."""
+        return range_of(*(self._of_reference(*which) for which in ((self.uncertainty, self.draws), (ODDNESS, 0))))
+
+    def _of_reference(self, name: str, draws: int) -> Tensor:
+        return self.bank.kept(f"scores-{name}-{draws}", lambda: reference_scores(self.bank, name, draws))
 
     @staticmethod
     def _percentiles(values: Tensor, usual: Tensor | None) -> Tensor | None:
@@ -355,30 +392,26 @@ class Scorer:
         return below * (50.0 / len(usual))
 
     @cached_property
-    def _usual_oddness(self) -> Tensor | None:
-        return self._usual(ODDNESS, 0)
-
-    @cached_property
-    def _usual_uncertainty(self) -> Tensor | None:
-        return self._usual(self.uncertainty, self.draws)
-
-    def _usual(self, name: str, draws: int) -> Tensor | None:
-        """The calibration images' scores, sorted; kept with the run."""
+    def usual(self) -> dict[str, Tensor]:
+        """The calibration images' scores by name, each sorted; none where there are no such images."""
         run = self.bank.run
         if not self.bank.calibrates:
-            if name == ODDNESS:
-                self.say(
-                    f"no percentiles: {run.folder} has set no images of {run.config.data} aside to calibrate on; "
-                    "train with --calibration to have them."
-                )
-            return None
+            self.say(
+                f"no percentiles: {run.folder} has set no images of {run.config.data} aside to calibrate on; "
+                "train with --calibration to have them."
+            )
+            return {}
+        both = self._calibration_scores().sort(1).values
+        return {"oddness": both[0].contiguous(), "uncertainty": both[1].contiguous()}
+
+    def _calibration_scores(self) -> Tensor:
+        """(2, images): oddness and uncertainty of the calibration images; kept with the run."""
 
         def make() -> Tensor:
-            blocks = torch.split(self.bank.calibration_images(), BLOCK)
-            found = [_score_block(self.bank, block, [name], draws, self.batch_size)[0][name] for block in blocks]
-            return torch.cat(found).sort().values
+            parts = [self._score(block)[:2] for block in torch.split(self.bank.calibration_images(), BLOCK)]
+            return torch.stack([torch.cat(column) for column in zip(*parts, strict=True)])
 
-        return self.bank.kept(f"calibration-{name}-{draws}", make)
+        return self.bank.kept(f"calibration-{self.uncertainty}-{self.draws}", make)
 
 
 def is_deterministic(run: Run) -> bool:
