@@ -25,6 +25,7 @@ from byov.files import disk_space_checked
 from byov.options import Data, Evaluate, Export, Ledger, Prune, Report, Score, Study, Train
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+FAR_OFF = 0.1  # between the overlap that was asked for and the one that was reached: worth a warning
 NOT_INSTALLED = (
     "warning: the pretrained weights are not installed, so the encoder starts from random weights and will find odd "
     "images far less well: pip install 'byov-torch[pretrained]'."
@@ -209,6 +210,14 @@ def _fit_posthoc(trainer: Any, out: Path, console: Any) -> int:
         console.print("interrupted: nothing was fitted; go on with --resume.")
         return INTERRUPTED
     summary = trainer.finish(time.monotonic() - begun)
+    wanted = trainer.config.posterior.overlap
+    if abs(fitted.overlap - wanted) > FAR_OFF:
+        console.print(
+            f"warning: an overlap of {wanted:g} is out of reach for these weights, it is {fitted.overlap:.2f} at the "
+            "strongest or weakest noise: give another --posterior.overlap.",
+            soft_wrap=True,
+            markup=False,
+        )
     shown = {key: summary[key] for key in ("seconds", "peak_memory_mib", "random_weights", "median_sigma")}
     _print_summary(out, shown | {"noise": fitted.c, "overlap": fitted.overlap})
     return DONE

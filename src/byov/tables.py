@@ -131,8 +131,8 @@ def told_apart(results: dict[str, Any]) -> str:
     named = {
         "max_softmax": "probe's confidence",
         "mahalanobis": "class means",
-        "label_free_knn": "label-free, means",
-        "label_free_neighbours": "label-free, draws",
+        "label_free_kth_cosine": "oddness",
+        "label_free_combined": "draws' disagreement",
     }
     sources = [key.removeprefix("ood.").removesuffix(".images") for key in results if key.startswith("ood.")]
     sources = [source for source in sources if f"ood.{source}.images" in results]

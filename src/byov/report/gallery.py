@@ -30,7 +30,10 @@ SIDE = 224  # of a thumbnail: 8 KB of JPEG
 LOSSLESS_SIDE = 64  # up to here an image is a small PNG, and is shown with hard pixels
 BINS = 40
 ODDNESS = "How unlike the reference images an image is. A group of alike odd images is odd too."
-UNCERTAINTY = "How much draws of the weights disagree about which reference images are nearest."
+UNCERTAINTY = (
+    "How unreliable its features are: whether draws of the weights agree on its nearest reference images, how far away "
+    "these are, and whether it is odd beyond the usual range."
+)
 SEARCHED = 100_000  # images among which near-duplicates are looked for: the time grows with their square
 
 
