@@ -411,7 +411,7 @@ class Scorer:
             parts = [self._score(block)[:2] for block in torch.split(self.bank.calibration_images(), BLOCK)]
             return torch.stack([torch.cat(column) for column in zip(*parts, strict=True)])
 
-        return self.bank.kept(f"calibration-{self.uncertainty}-{self.draws}", make)
+        return self.bank.kept(f"calibration-scores-{self.uncertainty}-{self.draws}", make)
 
 
 def is_deterministic(run: Run) -> bool:
