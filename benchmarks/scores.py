@@ -56,7 +56,13 @@ VIEWS_KEY = 29  # of the views whose loss is taken: those of training have other
 
 
 def evaluate_scores(
-    run: Run, data: str, ood: Sequence[str], ensemble: Sequence[Run], images: int, draws: int
+    run: Run,
+    data: str,
+    ood: Sequence[str],
+    ensemble: Sequence[Run],
+    images: int,
+    draws: int,
+    only: Sequence[str] | None = None,
 ) -> dict[str, object]:
     """All scores of a run on a labelled source: probe, AUROCs with intervals, and the per-image scores."""
     labelled = load_labelled(run, data, lambda what, done, total: None)
@@ -67,7 +73,8 @@ def evaluate_scores(
     features = features_of(run.encoder, test, size=side)
     probabilities = fit_probe(known, labelled.train_labels, classes=labelled.classes).probabilities(features)
     wrong = probabilities.argmax(1) != labels
-    names = [n for n, c in CANDIDATES.items() if not c.least_draws or not is_deterministic(run)]
+    names = [n for n in only or CANDIDATES if not CANDIDATES[n].least_draws or not is_deterministic(run)]
+    names = list(dict.fromkeys([*names, ODDNESS, Scorer(run, draws=draws).uncertainty]))
     scores = all_scores(run, test, draws, names)
     scores |= knn_scores(Bank(run), features) | {"confidence (labels)": 1 - probabilities.max(1).values}
     if isinstance(run.learner, SelfSupervised):
@@ -255,6 +262,7 @@ def main() -> None:
     measured.add_argument("--ensemble", nargs="*", type=Path, default=[])
     measured.add_argument("--images", type=int, default=5000)
     measured.add_argument("--draws", type=int, default=8)
+    measured.add_argument("--only", nargs="*", choices=list(CANDIDATES), help="candidates; unset: all of them")
     measured.add_argument("--out", type=Path, required=True)
     compared = commands.add_parser("compare")
     compared.add_argument("files", nargs=2, type=Path)
@@ -274,6 +282,7 @@ def main() -> None:
                 [load(path) for path in options.ensemble],
                 options.images,
                 options.draws,
+                options.only,
             )
             per_image: dict[str, Tensor] = found.pop("per_image")  # type: ignore[assignment]
             write_json(options.out, found)
