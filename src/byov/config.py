@@ -91,11 +91,12 @@ class Posterior:
     """Weight of the KL at the end."""
     temperature: float = 0.01
     """Multiplies the KL: a cold posterior below 1. At 1, small data sets learn little (docs/gotchas.md)."""
-    overlap: float = 0.3
+    overlap: float = 0.45
     """posthoc: noise is widened until two draws have this part of an image's nearest reference images in common
     (Jaccard: common ones over all)."""
-    scales: Literal["rms", "tensors"] = "rms"
-    """posthoc: sigma is the same multiple of each tensor's root mean square, or of the noise it can bear alone."""
+    scales: Literal["std", "rms", "tensors"] = "std"
+    """posthoc: sigma is the same multiple of each tensor's standard deviation, of its root mean square, or of the noise
+    it can bear alone."""
     draw: Literal["step", "view", "flipout"] = "step"
     """One draw a step; one for each view; or one a step with signs of its own for each image (small batches)."""
     shared_noise: bool = False

@@ -92,21 +92,22 @@ def test_overlap_falls_with_the_noise_and_is_1_without() -> None:
     assert where.overlap() == 1.0 and not encoder.sigma.any()
 
 
-def test_scales_are_the_root_mean_square_of_each_tensor() -> None:
+@pytest.mark.parametrize("how", ["std", "rms"])
+def test_scales_are_the_size_of_each_tensor(how: str) -> None:
     torch.manual_seed(0)
     encoder = Posterior(build_encoder(MODEL, (1, 8, 8)).eval())
-    scales = posthoc._scales(encoder, torch.empty(0), "rms", 0.5, 0, lambda what, done, total: None)
+    scales = posthoc._scales(encoder, torch.empty(0), how, 0.5, 0, lambda what, done, total: None)
     posthoc._spread(encoder, scales, 0.25)
     sigma = encoder.segments.named(encoder.sigma)
     for name, mean in encoder.segments.named(encoder.means.detach()).items():
-        root = max(float(mean.square().mean().sqrt()), 1e-8)
+        root = max(float(mean.double().std(correction=0) if how == "std" else mean.square().mean().sqrt()), 1e-8)
         torch.testing.assert_close(sigma[name], torch.full_like(mean, 0.25 * root), rtol=1e-4, atol=0)
 
 
 # -------------------------------------------------------------------------------------------------------------- the run
 
 
-@pytest.mark.parametrize(("scales", "level"), [("rms", 0.6), ("rms", 0.8), ("tensors", 0.7)])
+@pytest.mark.parametrize(("scales", "level"), [("std", 0.7), ("rms", 0.6), ("rms", 0.8), ("tensors", 0.7)])
 def test_the_level_is_reached(tmp_path: Path, weights: Path, scales: str, level: float) -> None:
     trainer = prepared(tmp_path / "run", weights, scales=scales, overlap=level)
     posterior = trainer.learner.posterior

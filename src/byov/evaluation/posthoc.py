@@ -1,7 +1,8 @@
 """A posterior without training (`--method posthoc`): noise around given weights, as wide as neighbourhoods allow.
 
-sigma of a tensor is c times a scale of its own: the root mean square of its weights, or the noise that this tensor
-alone can bear. One c follows by bisection on draws of all tensors together: the mean Jaccard overlap of the nearest
+sigma of a tensor is c times a scale of its own: the standard deviation of its weights, their root mean square, or the
+noise that this tensor alone can bear. The first serves best (docs/score.md): the scales of BatchNorm are large numbers
+that hardly differ, and noise as large as they are destroys the network. One c follows by bisection on draws of all tensors together: the mean Jaccard overlap of the nearest
 reference images between two draws must come down to a stated level (`posterior.overlap`). Forward passes only, after
 training-free Bayesianization (Shi et al., arXiv 2412.05723), with neighbourhoods in the place of a validation loss.
 """
@@ -30,6 +31,7 @@ FEW_IMAGES = 300  # the same while one tensor at a time is searched
 DRAWS = 3
 STEPS, FEW_STEPS = 8, 6  # of a bisection: c to 3%, and to 11%
 WIDEST = (1e-3, 1.0)  # where c is looked for
+LEAST = 1e-8  # scale of a tensor whose weights are all equal
 
 
 class Fitted(NamedTuple):
@@ -107,8 +109,9 @@ def _scales(
 ) -> Sequence[float]:
     """A scale for each random tensor."""
     views = encoder.segments.views(encoder.means.detach())
-    roots = [max(float(view.square().mean().sqrt()), 1e-8) for view in views]
-    if how == "rms":
+    sizes = [view.std(correction=0) if how == "std" else view.square().mean().sqrt() for view in views]
+    roots = [max(float(size), LEAST) for size in sizes]
+    if how != "tensors":
         return roots
     where = Neighbourhoods(encoder, images[:: -(-len(images) // FEW_IMAGES)], seed)
     found = []
