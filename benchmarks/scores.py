@@ -286,7 +286,7 @@ def main() -> None:
             )
             per_image: dict[str, Tensor] = found.pop("per_image")  # type: ignore[assignment]
             write_json(options.out, found)
-            save_file({k: v.contiguous() for k, v in per_image.items()}, options.out.with_suffix(".safetensors"))
+            save_file({k: v.clone() for k, v in per_image.items()}, options.out.with_suffix(".safetensors"))
             print_measures(found, per_image)
     except BadInput as error:
         sys.exit(f"scores.py: {error}")
