@@ -2,9 +2,10 @@
 
 sigma of a tensor is c times a scale of its own: the standard deviation of its weights, their root mean square, or the
 noise that this tensor alone can bear. The first serves best (docs/score.md): the scales of BatchNorm are large numbers
-that hardly differ, and noise as large as they are destroys the network. One c follows by bisection on draws of all tensors together: the mean Jaccard overlap of the nearest
-reference images between two draws must come down to a stated level (`posterior.overlap`). Forward passes only, after
-training-free Bayesianization (Shi et al., arXiv 2412.05723), with neighbourhoods in the place of a validation loss.
+that hardly differ, and noise as large as they are destroys the network. One c follows by bisection on draws of all
+tensors together: the mean Jaccard overlap of the nearest reference images between two draws must come down to a stated
+level (`posterior.overlap`). Forward passes only, after training-free Bayesianization (Shi et al., arXiv 2412.05723),
+with neighbourhoods in the place of a validation loss.
 """
 
 from __future__ import annotations
