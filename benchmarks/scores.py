@@ -102,9 +102,8 @@ def evaluate_scores(
 
 def all_scores(run: Run, images: Tensor, draws: int, names: Sequence[str]) -> dict[str, Tensor]:
     """The candidates, and what `byov score` makes of two of them: its columns `oddness` and `uncertainty`."""
-    scorer, found = Scorer(run, draws=draws), candidate_scores(run, images, draws, names)
-    oddness = found[ODDNESS]
-    return found | {"uncertainty": scorer.range.uncertainty(found[scorer.uncertainty], oddness), "oddness": oddness}
+    found = candidate_scores(run, images, draws, names)
+    return found | {"uncertainty": found[Scorer(run, draws=draws).uncertainty], "oddness": found[ODDNESS]}
 
 
 def ood_images(run: Run, spec: str, most: int = 1000) -> Tensor:

@@ -22,7 +22,8 @@ from byov.evaluation.score import (
     Scorer,
     candidate_scores,
     part_of,
-    range_of,
+    reference_scores,
+    usual_images,
 )
 
 IMAGES = handmade.images(7, seed=1)
@@ -90,18 +91,25 @@ def expected_scores(run: Run) -> dict[str, np.ndarray]:
         _, images, bank = of_draw(run, k)
         return 1 - np.sort(unit(images + centre) @ unit(bank + centre).T, axis=1)[:, ::-1]
 
+    own = unit(still[2] + centre) @ unit(still[2] + centre).T - 2 * np.eye(len(still[2]))
+    oddness = 1 - np.sort(own, axis=1)[:, -10]
+    lower, upper = np.quantile(oddness, [0.25, 0.75])
+    usual = np.flatnonzero(oddness <= 2 * upper - lower)
+
     def near(k: int | None) -> np.ndarray:
-        """Mean cosine distance to the 10 nearest, centred."""
+        """Mean cosine distance to the 10 nearest usual images, centred."""
         _, images, bank = of_draw(run, k)
-        return 1 - np.sort(unit(images) @ unit(bank).T, axis=1)[:, ::-1][:, :10].mean(1)
+        return 1 - np.sort(unit(images) @ unit(bank[usual]).T, axis=1)[:, ::-1][:, :10].mean(1)
 
-    def alike(k: int) -> list[set[int]]:
-        _, images, bank = of_draw(run, k)
-        order = np.argsort(-(unit(images + centre) @ unit(bank + centre).T), axis=1)
-        return [set(row[:10].tolist()) for row in order]
+    def consistent(bank_images: np.ndarray) -> np.ndarray:
+        """The part of the 10 most alike that two draws have in common."""
+        votes = []
+        for k in range(DRAWS):
+            _, images, bank = of_draw(run, k)
+            order = np.argsort(-(unit(images + centre) @ unit(bank[bank_images] + centre).T), axis=1)
+            votes.append([set(row[:10].tolist()) for row in order])
+        return np.array([np.mean([len(votes[a][i] & votes[b][i]) / 10 for a, b in pairs]) for i in range(len(IMAGES))])
 
-    votes = [alike(k) for k in range(DRAWS)]
-    consistent = [np.mean([len(votes[a][i] & votes[b][i]) / 10 for a, b in pairs]) for i in range(len(IMAGES))]
     return {
         "variance": raw.var(0, ddof=1).mean(1),
         "direction": 1 - np.linalg.norm(unit(raw).mean(0), axis=1),
@@ -109,8 +117,8 @@ def expected_scores(run: Run) -> dict[str, np.ndarray]:
         "assignment": information,
         "neighbours": neighbours,
         "disagreement": 1 - np.array(common),
-        "consistency": 1 - np.array(consistent),
-        "combined": np.mean([near(k) for k in range(DRAWS)], axis=0) * (1 - np.array(consistent)),
+        "consistency": 1 - consistent(np.arange(len(oddness))),
+        "combined": np.mean([near(k) for k in range(DRAWS)], axis=0) * (1 - consistent(usual)),
         "neighbours_cosine": np.mean([near(k) for k in range(DRAWS)], axis=0),
         "mahalanobis": np.mean([whitened(d[1], d[2]) for d in draws], axis=0),
         "product": neighbours * information,
@@ -188,22 +196,41 @@ def test_a_group_of_alike_images_is_as_odd_as_one_of_them(tmp_path: Path, alike:
         assert float(values[-alike:].min()) > float(values[:-alike].max())
 
 
-def composed(run: Run, name: str, candidate: torch.Tensor, oddness: torch.Tensor) -> torch.Tensor:
-    """The uncertainty by its formula, from the reference images' own scores."""
-    own = candidate_scores(run, Bank(run).images, DRAWS, [name, "kth_cosine"])
-    lower, upper = np.quantile(own["kth_cosine"], [0.25, 0.75])
-    beyond = (oddness - (upper + (upper - lower))) / (upper - lower)
-    return candidate / own[name].median() + 20 * beyond.clamp(min=0)
+def test_odd_reference_images_are_not_among_the_usual(tmp_path: Path) -> None:
+    """Twelve of 400, alike, beside the rest; and where all are alike, all are usual."""
+    source = handmade.images(400)
+    source[:, :, 2:] //= 8
+    source[-12:] = 0
+    source[-12:, :, 2:] = handmade.images(12, seed=3)[:, :, 2:] // 64 + 180
+    run = handmade.run(tmp_path / "run", Directions(), source=source, calibration=0, where="none")
+    bank = Bank(run)
+    oddness = reference_scores(bank, "kth_cosine", 0)
+    usual = usual_images(bank)
+    odd = torch.ones(len(oddness), dtype=torch.bool)
+    odd[usual] = False
+    lower, upper = np.quantile(oddness, [0.25, 0.75])
+    assert torch.equal(odd, oddness > 2 * upper - lower)
+    assert int((bank.images[odd][:, :, :2] == 0).all(3).all(2).all(1).sum()) == 12
+    same = handmade.run(
+        tmp_path / "same", Directions(), source=source[:1].expand(30, -1, -1, -1).clone(), calibration=0
+    )
+    assert torch.equal(usual_images(Bank(same)), torch.arange(30))
 
 
-def test_within_the_usual_range_oddness_adds_nothing() -> None:
-    candidate, oddness = torch.tensor([2.0, 4.0, 6.0]), torch.arange(5.0)
-    usual = range_of(candidate, oddness)  # quartiles 1 and 3
-    assert usual == (4.0, 5.0, 2.0)
-    found = usual.uncertainty(torch.tensor([4.0, 8.0, 4.0]), torch.tensor([0.0, 5.0, 6.0]))
-    assert found.tolist() == [1.0, 2.0, 11.0]
-    flat = range_of(torch.zeros(3), torch.ones(3))  # all alike: nothing is divided by zero
-    assert flat.uncertainty(torch.zeros(1), torch.ones(1)).isfinite().all()
+def test_draws_that_agree_about_a_group_of_odd_images_do_not_make_it_certain(tmp_path: Path) -> None:
+    """A group has itself for neighbours at every draw; only usual images tell."""
+    torch.manual_seed(0)
+    usual = handmade.images(388)
+    usual[:, :, 2:] //= 8
+    group = torch.zeros(12, 1, 4, 4, dtype=torch.uint8)
+    group[:, :, 2:] = 180
+    group[:, :, 2:] += handmade.images(12, seed=3)[:, :, 2:] // 64
+    run = handmade.run(
+        tmp_path / "run", handmade.Affine(6), sigma=0.05, source=torch.cat([usual, group]), calibration=0
+    )
+    found = candidate_scores(run, torch.cat([usual, group]), 8, ["consistency", "combined"])
+    below = {name: float((scores[:-12] < scores[-12:].median()).double().mean()) for name, scores in found.items()}
+    assert below["consistency"] < 0.2 and below["combined"] > 0.9
 
 
 def test_parts_of_the_bank() -> None:
@@ -227,11 +254,9 @@ def test_a_scorer_gives_one_of_the_candidates_and_the_embedding(run: Run) -> Non
     everything = candidate_scores(run, IMAGES, DRAWS)
     for name in CANDIDATES:
         found = Scorer(run, name, DRAWS).scores(IMAGES)
-        expected = composed(run, name, everything[name], everything["kth_cosine"])
-        torch.testing.assert_close(found.uncertainty, expected, msg=name)
+        torch.testing.assert_close(found.uncertainty, everything[name], msg=name)
         assert torch.equal(found.embedding, run.features(IMAGES))
-    expected = composed(run, "combined", everything["combined"], everything["kth_cosine"])
-    torch.testing.assert_close(Scorer(run, draws=DRAWS).scores(IMAGES).uncertainty, expected)
+    torch.testing.assert_close(Scorer(run, draws=DRAWS).scores(IMAGES).uncertainty, everything["combined"])
     assert torch.equal(Scorer(run, draws=DRAWS).scores(IMAGES).oddness, everything["kth_cosine"])
 
 

@@ -1,10 +1,10 @@
 """Both scores from one forward pass at the means: the oddness exactly, the uncertainty predicted by a small head.
 
-Each image has a profile: its cosines with the most alike reference images, in falling order. The k-th of them gives the
-oddness. How close together they lie says how easily a draw of the weights changes their order, so the head is a ridge
-regression on a few statistics of the profile, and on the distance to the nearest. It is fitted to the reference images'
-own uncertainty over draws, which is computed once and kept with the run. docs/score.md has how well it predicts;
-regressions on the features themselves do worse, most of all on images of another kind.
+Each image has a profile: its cosines with the most alike of the usual reference images, in falling order. How close
+together they lie says how easily a draw of the weights changes their order, so the head is a ridge regression on a few
+statistics of the profile, and on the distance to the nearest. It is fitted to the reference images' own uncertainty
+over draws, which is computed once and kept with the run. docs/score.md has how well it predicts; regressions on the
+features themselves do worse, most of all on images of another kind.
 
     scorer = FastScorer(byov.load("runs/mine"))
     scorer.scores(images)                     # as `Scorer`, at the cost of one forward pass
@@ -28,21 +28,22 @@ from byov.evaluation.features import BATCH, features_of
 from byov.evaluation.reference import Bank
 from byov.evaluation.run import Run
 from byov.evaluation.score import (
-    CONSISTENT_PART,
     DEFAULT_AT_MEANS,
     DRAWS,
+    NEAR_PARTS,
     NEIGHBOURS,
     ODD_PART,
     ODDNESS,
     Scorer,
     part_of,
-    range_of,
     reference_scores,
+    usual_images,
 )
 from byov.evaluation.subject import spread
 from byov.metrics.correlation import spearman
 
 POINTS = 12  # cosines of the profile that the head sees, evenly on a logarithmic scale
+PROFILE_PART = 1.5 * max(NEAR_PARTS)  # of the usual images: the profile reaches beyond the largest neighbourhood
 WIDTHS = (0.03, 0.06, 0.12, 0.25)  # of the soft boundaries, in the reference set's median length of a profile
 PENALTY = 0.01  # of the ridge regression; from 0.0001 to 0.01 the correlation is the same to 0.005 (docs/score.md)
 ROUNDING = 1e-5  # of a statistic: less spread than this is float32's rounding
@@ -53,9 +54,11 @@ class Neighbourhood(NamedTuple):
     """How an image lies among the reference images, at the means."""
 
     profile: Tensor
-    """(images, depth): the largest cosines, in falling order."""
+    """(images, depth): the largest cosines with usual reference images, in falling order."""
     distance: Tensor
-    """(images,): 1 - mean of the NEIGHBOURS largest cosines of features centred on the reference images."""
+    """(images,): 1 - mean of the NEIGHBOURS largest cosines with these, of features centred on all of them."""
+    oddness: Tensor
+    """(images,): as `score.ODDNESS`."""
 
 
 class OnePass(nn.Module):
@@ -83,29 +86,33 @@ class OnePass(nn.Module):
     def __init__(self, bank: Bank, uncertainty: str, draws: int, most: int | None = None) -> None:
         super().__init__()
         features = bank.means.features
+        is_usual = torch.zeros(len(features), dtype=torch.bool)
+        is_usual[usual_images(bank)] = True
         chosen = spread(len(features), most or len(features))
-        count = len(chosen)
-        self.odd, self.near = part_of(count, ODD_PART), part_of(count, CONSISTENT_PART)
-        self.depth = min(max(self.odd, 3 * self.near), max(1, count - 1))
+        chosen = torch.cat([chosen[is_usual[chosen]], chosen[~is_usual[chosen]]])  # usual images first: a slice of all
+        self.usual = int(is_usual[chosen].sum())
+        self.odd = part_of(len(chosen), ODD_PART)
+        self.near = sorted({part_of(self.usual, part) for part in NEAR_PARTS})
+        self.depth = min(max(part_of(self.usual, PROFILE_PART), max(self.near)), max(1, self.usual - 1))
         points = sorted({round(k) - 1 for k in np.geomspace(1, self.depth, POINTS)})
         self.register_buffer("points", torch.tensor(points))
-        self.places = torch.full((len(features),), -1).scatter_(0, chosen, torch.arange(count))
+        self.places = torch.full((len(features),), -1).scatter_(0, chosen, torch.arange(len(chosen)))
         """Of all reference images, among those chosen; -1: it is not."""
         self._set_reference(features[chosen], bank.means.moments.mean)
         self.predicts = uncertainty not in EXACT
         self._exact = EXACT.get(uncertainty)
         self.agreement: float | None = None
         """Spearman correlation of the head with what it predicts, leaving one reference image out at a time."""
-        own = torch.arange(len(features))
-        rows = bank.kept(
-            f"neighbourhoods-{count}-{self.depth}",
-            lambda: torch.cat([part.view(len(own), -1) for part in self.neighbourhood(features, own)], dim=1),
-        )
-        known = Neighbourhood(rows[:, :-1], rows[:, -1])
-        scores = bank.kept(f"scores-{uncertainty}-{draws}", lambda: reference_scores(bank, uncertainty, draws))
-        self.range = range_of(scores, self.oddness(known))
         if self.predicts:
-            self._fit(known, scores)
+            own = torch.arange(len(features))
+            rows = bank.kept(
+                f"neighbourhoods-{len(chosen)}-{self.depth}",
+                lambda: torch.cat([part.view(len(own), -1) for part in self.neighbourhood(features, own)], dim=1),
+            )
+            known = Neighbourhood(rows[:, :-2], rows[:, -2], rows[:, -1])
+            self._fit(
+                known, bank.kept(f"reference-{uncertainty}-{draws}", lambda: reference_scores(bank, uncertainty, draws))
+            )
 
     def _set_reference(self, features: Tensor, mean: Tensor) -> None:
         """What both kinds of cosines are made of by one product of matrices (`neighbourhood`)."""
@@ -137,52 +144,59 @@ class OnePass(nn.Module):
         near = normalize(centred, dim=1) @ self.reference.T
         shift = torch.cat([(features @ self.mean).unsqueeze(1), torch.ones_like(norm)], dim=1) / norm
         cosines = near * self.lengths * (centred.norm(dim=1, keepdim=True) / norm) + shift @ self.offsets
-        some = min(NEIGHBOURS, self.depth)
         if own is None:
-            more = min(1, len(self.reference) - self.depth)  # narrow, not slices: fewer operations in ONNX
-            found, nearest = (
-                values.topk(k + more, dim=1).values for values, k in ((cosines, self.depth), (near, some))
-            )
-            itself = found.narrow(1, 0, 1) > SAME
-            profile = torch.where(itself, found.narrow(1, more, self.depth), found.narrow(1, 0, self.depth))
-            nearest = torch.where(itself, nearest.narrow(1, more, some), nearest.narrow(1, 0, some))
-            return Neighbourhood(profile, 1 - nearest.mean(1))
+            return self._ranked(near, cosines, itself=1)
         own = torch.where(own >= 0, self.places[own], -1)
         rows = (own >= 0).nonzero()[:, 0]
         for values in (cosines, near):
             values.index_put_((rows, own[rows]), torch.tensor(-torch.inf))
-        return Neighbourhood(cosines.topk(self.depth, dim=1).values, 1 - near.topk(some, dim=1).values.mean(1))
+        return self._ranked(near, cosines)
+
+    def _ranked(self, near: Tensor, cosines: Tensor, itself: int = 0) -> Neighbourhood:
+        """The neighbourhood from both kinds of cosines with all reference images.
+
+        With `itself`, a cosine of 1 is that of the image with itself, and is passed over.
+        """
+        ranked = []
+        for values, count, k in (
+            (cosines, self.usual, self.depth),
+            (near, self.usual, min(NEIGHBOURS, self.usual - 1)),
+            (cosines, len(self.reference), self.odd),
+        ):  # narrow, not slices: fewer operations in ONNX
+            more = min(itself, count - k)
+            found = values.narrow(1, 0, count).topk(k + more, dim=1).values
+            if more:
+                is_itself = found.narrow(1, 0, 1) > SAME
+                found = torch.where(is_itself, found.narrow(1, more, k), found.narrow(1, 0, k))
+            ranked.append(found)
+        profile, nearest, odd = ranked
+        return Neighbourhood(profile, 1 - nearest.mean(1), 1 - odd.select(1, self.odd - 1))
 
     def statistics(self, of: Neighbourhood) -> Tensor:
         """What the head sees: (images, statistics).
 
-        Some of the cosines; how sharp the boundary behind the nearest part is: if a draw moved each cosine by noise of
-        some width, how much two draws would disagree on who is in front of it; and the distance.
+        Some of the cosines; how sharp the boundaries of the neighbourhoods are: if a draw moved each cosine by noise of
+        some width, how much two draws would disagree on who is inside; and the distance.
         """
-        profile = of.profile
-        boundary = profile.narrow(1, self.near - 1, min(2, self.depth - self.near + 1)).mean(1, keepdim=True)
-        inside = torch.sigmoid((profile - boundary).unsqueeze(1) * self.sharpness)
-        both, total = inside.square().sum(2), inside.sum(2)
-        soft = (total - both) / self.near, 1 - both / total
+        profile, soft = of.profile, []
+        for size in self.near:
+            boundary = profile.narrow(1, size - 1, min(2, self.depth - size + 1)).mean(1, keepdim=True)
+            inside = torch.sigmoid((profile - boundary).unsqueeze(1) * self.sharpness)
+            both, total = inside.square().sum(2), inside.sum(2)
+            soft += [(total - both) / size, 1 - both / total]
         return torch.cat([profile.index_select(1, self.points), *soft, of.distance.unsqueeze(1)], dim=1)
 
     def forward(self, features: Tensor, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Oddness and uncertainty, (images,) each, in float32."""
         of = self.neighbourhood(features, own)
-        oddness = self.oddness(of)
         if self._exact is not None:
-            return oddness, self.range.uncertainty(self._exact(self, of), oddness)
-        predicted = (self.statistics(of) - self.centre) / self.scale @ self.weights + self.level
-        return oddness, self.range.uncertainty(predicted, oddness)
-
-    def oddness(self, of: Neighbourhood) -> Tensor:
-        """As `score.ODDNESS`."""
-        return 1 - of.profile.select(1, self.odd - 1)
+            return of.oddness, self._exact(of)
+        return of.oddness, (self.statistics(of) - self.centre) / self.scale @ self.weights + self.level
 
 
-EXACT: Mapping[str, Callable[[OnePass, Neighbourhood], Tensor]] = {
-    DEFAULT_AT_MEANS: lambda model, of: of.distance,
-    ODDNESS: lambda model, of: model.oddness(of),
+EXACT: Mapping[str, Callable[[Neighbourhood], Tensor]] = {
+    DEFAULT_AT_MEANS: lambda of: of.distance,
+    ODDNESS: lambda of: of.oddness,
 }
 """Candidates that need no head: that of runs without random weights is one of them."""
 

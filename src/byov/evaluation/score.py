@@ -2,8 +2,9 @@
 
 `oddness`: how unlike the folder it is. Cosine distance to the k-th nearest reference image, at the means, with k about
 6% of the reference set: a group of odd images that are alike cannot hide itself unless it is larger than that.
-`uncertainty`: how unreliable its representation is. The part of its nearest reference images (2% of them) on which two
-weight draws disagree, times the distance to the ten nearest; and more where the oddness lies outside the usual range.
+`uncertainty`: how unreliable its representation is. The share of its nearest reference images on which two weight draws
+disagree, times the distance to the ten nearest. Both compare with the usual reference images only: those that are odd
+themselves are left out, since a group of odd images would find itself there, and look certain.
 Higher is odder, and less certain.
 
 These two are the winners among the candidates (docs/score.md); the others are kept for comparison. A candidate is a
@@ -39,11 +40,12 @@ from byov.evaluation.subject import in_channels
 NEIGHBOURS = 10  # bank images an image is compared with, by the candidates that distances make
 ODD_PART = 0.06  # of the bank: which neighbour's distance is the oddness
 CONSISTENT_PART = 0.02  # of the bank: the neighbours on which draws may agree
+NEAR_PARTS = (0.005, 0.01, 0.02, 0.04)  # the same at several sizes: that of a folder's groups is not known
+FENCE = 1.0  # interquartile ranges above the upper quartile of the bank's oddness: its images beyond are not usual
 SHARPNESS = 0.1  # temperature of the soft assignment to the bank, on cosines
 SHRINKAGE = 0.1  # of the bank's correlations towards none: a bank may have fewer images than features
 DRAWS = 8  # of the weights, where the user does not say: docs/score.md has what more of them gain
 BLOCK = 1024  # images at a time: bounds the terms that hold a number for each bank image
-FENCE, WEIGHT = 1.0, 20.0  # from where oddness counts as uncertainty too, and how much (`Range`): docs/score.md
 ODDNESS = "kth_cosine"
 DEFAULT, DEFAULT_AT_MEANS = "combined", "knn_cosine"  # uncertainty, for a run that has a posterior, and for others
 
@@ -69,6 +71,12 @@ class OneDraw:
         self.images = aligned(raw, of, centred)
         self.bank = aligned(bank.at(k).features, of, centred)
         self.spread = torch.where(constant(bank.means.moments), 1.0, spread).to(raw.dtype)  # 1: dead over the bank
+        self._bank = bank
+
+    @cached_property
+    def usual(self) -> Tensor:
+        """Which bank images are not odd themselves."""
+        return usual_images(self._bank)
 
     @cached_property
     def cosines(self) -> Tensor:
@@ -86,11 +94,11 @@ class OneDraw:
         return found.clamp_(min=0).sqrt_(), which
 
     @cached_property
-    def likeness(self) -> tuple[Tensor, Tensor]:
-        """Cosines with the most alike bank images, not centred, and which these are: (images, ODD_PART) each."""
+    def likeness(self) -> Tensor:
+        """(images, bank): cosines of features that are not centred; of an image with itself -inf."""
         images, bank = (normalize(located, dim=1) for located in self._located)
-        found = (images @ bank.T).index_put_(self._selves, torch.tensor(-torch.inf, dtype=images.dtype))
-        return tuple(found.topk(part_of(len(bank), max(ODD_PART, CONSISTENT_PART)), dim=1))  # type: ignore[return-value]
+        found: Tensor = images @ bank.T
+        return found.index_put_(self._selves, torch.tensor(-torch.inf, dtype=found.dtype))
 
     @cached_property
     def assignment(self) -> Tensor:
@@ -105,9 +113,28 @@ def _distance(draw: OneDraw) -> Tensor:
     return draw.nearest[0].mean(1)
 
 
-def _votes(draw: OneDraw, which: Tensor) -> Tensor:
+def _votes(which: Tensor, bank: int) -> Tensor:
     """(images, bank): 1 for the nearest."""
-    return torch.zeros(len(draw.images), len(draw.bank)).scatter_(1, which, 1.0)
+    return torch.zeros(len(which), bank).scatter_(1, which, 1.0)
+
+
+def _alike(draw: OneDraw) -> Tensor:
+    """Which bank images are the most alike: (images, CONSISTENT_PART)."""
+    return draw.likeness.topk(part_of(len(draw.bank), CONSISTENT_PART), dim=1).indices
+
+
+def _usual_votes(draw: OneDraw) -> Tensor:
+    """(images, parts, usual bank images): votes for the most alike, for each of NEAR_PARTS."""
+    count = len(draw.usual)
+    sizes = [part_of(count, part) for part in NEAR_PARTS]
+    which = draw.likeness[:, draw.usual].topk(max(sizes), dim=1).indices
+    return torch.stack([_votes(which[:, :size], count) for size in sizes], dim=1)
+
+
+def _usual_distance(draw: OneDraw) -> Tensor:
+    """Mean cosine distance to the nearest of the usual bank images, centred."""
+    nearest = min(NEIGHBOURS, len(draw.usual) - 1)
+    return 1 - draw.cosines[:, draw.usual].topk(nearest, dim=1).values.mean(1)
 
 
 def _whitened_norm(draw: OneDraw) -> Tensor:
@@ -129,10 +156,11 @@ TERMS: Mapping[str, Callable[[OneDraw], Tensor]] = {
     "assignment": lambda draw: draw.assignment,
     "assignment_entropy": lambda draw: torch.special.entr(draw.assignment.double()).sum(1),
     "distance": _distance,
-    "votes": lambda draw: _votes(draw, draw.nearest[1]),
-    "kth_cosine": lambda draw: 1 - draw.likeness[0][:, part_of(len(draw.bank), ODD_PART) - 1],
-    "mean_cosine": lambda draw: 1 - draw.cosines.topk(min(NEIGHBOURS, len(draw.bank) - 1), dim=1).values.mean(1),
-    "cosine_votes": lambda draw: _votes(draw, draw.likeness[1][:, : part_of(len(draw.bank), CONSISTENT_PART)]),
+    "votes": lambda draw: _votes(draw.nearest[1], len(draw.bank)),
+    "kth_cosine": lambda draw: 1 - draw.likeness.topk(part_of(len(draw.bank), ODD_PART), dim=1).values[:, -1],
+    "cosine_votes": lambda draw: _votes(_alike(draw), len(draw.bank)),
+    "usual_votes": _usual_votes,
+    "usual_distance": _usual_distance,
     "whitened_norm": _whitened_norm,
 }
 """What is averaged over draws, for each image: one number, or a row of them."""
@@ -171,12 +199,13 @@ def _mutual_information(terms: list[Tensor], draws: int) -> Tensor:
 
 
 def _disagreement(terms: list[Tensor], draws: int) -> Tensor:
-    """1 - the part that two draws' neighbours have in common, averaged over all pairs of draws.
+    """1 - the part that two draws' neighbours have in common, averaged over all pairs of draws (and over sizes).
 
     A bank image with v votes is in common to v (v - 1) of the ordered pairs; neighbours have as many votes a draw.
     """
     votes = terms[0] * draws
-    return 1 - (votes * (votes - 1)).sum(1) / (votes.sum(1) * (draws - 1))
+    apart = 1 - (votes * (votes - 1)).sum(-1) / (votes.sum(-1) * (draws - 1))
+    return apart if apart.dim() == 1 else apart.mean(1)
 
 
 def _distance_times_disagreement(terms: list[Tensor], draws: int) -> Tensor:
@@ -196,12 +225,12 @@ CANDIDATES: Mapping[str, Candidate] = {
     "neighbours": Candidate(("distance",), _first),
     "disagreement": Candidate(("votes",), _disagreement, 2),
     "consistency": Candidate(("cosine_votes",), _disagreement, 2),
-    "combined": Candidate(("mean_cosine", "cosine_votes"), _distance_times_disagreement, 2),
-    "neighbours_cosine": Candidate(("mean_cosine",), _first),
+    "combined": Candidate(("usual_distance", "usual_votes"), _distance_times_disagreement, 2),
+    "neighbours_cosine": Candidate(("usual_distance",), _first),
     "mahalanobis": Candidate(("whitened_norm",), _first),
     "product": Candidate(("distance", "assignment", "assignment_entropy"), _product, 2),
     "knn": Candidate(("distance",), _first, 0),
-    "knn_cosine": Candidate(("mean_cosine",), _first, 0),
+    "knn_cosine": Candidate(("usual_distance",), _first, 0),
     "kth_cosine": Candidate(("kth_cosine",), _first, 0),
     "mahalanobis_at_means": Candidate(("whitened_norm",), _first, 0),
 }
@@ -257,6 +286,21 @@ def reference_scores(bank: Bank, name: str, draws: int) -> Tensor:
     return torch.cat(found)
 
 
+def usual_images(bank: Bank) -> Tensor:
+    """Places in the bank of its usual images, those whose oddness is within FENCE; kept with the run.
+
+    Quartiles, since any number of bank images may be odd themselves.
+    """
+
+    def make() -> Tensor:
+        oddness = reference_scores(bank, ODDNESS, 0)
+        lower, upper = oddness.quantile(torch.tensor([0.25, 0.75], dtype=oddness.dtype))
+        usual: Tensor = oddness <= upper + FENCE * (upper - lower)
+        return usual.nonzero()[:, 0]
+
+    return bank.kept("usual", make)
+
+
 def _score_features(
     bank: Bank,
     at_means: Tensor,
@@ -285,32 +329,6 @@ def _score_features(
 
 
 # -------------------------------------------------------------------------------------------------------------- scorer
-
-
-class Range(NamedTuple):
-    """What is usual among the reference images. Quartiles, since some of these may be odd themselves."""
-
-    level: float
-    """Median of what the candidate says of them."""
-    fence: float
-    """Oddness from which an image is outside the usual range: FENCE interquartile ranges above the upper quartile."""
-    spread: float
-    """The interquartile range of their oddness."""
-
-    def uncertainty(self, candidate: Tensor, oddness: Tensor) -> Tensor:
-        """The uncertainty: the candidate in units of what is usual, and how far the oddness lies beyond the fence.
-
-        A group of odd images has itself for neighbours, on which all draws agree: the candidate alone would call these
-        images the most certain of all.
-        """
-        return candidate / self.level + ((oddness - self.fence) / self.spread).clamp(min=0) * WEIGHT
-
-
-def range_of(candidate: Tensor, oddness: Tensor) -> Range:
-    """The range of the reference images' own scores."""
-    lower, upper = oddness.double().quantile(torch.tensor([0.25, 0.75], dtype=torch.float64)).tolist()
-    spread = max(upper - lower, 1e-6)
-    return Range(max(float(candidate.median()), 1e-6), upper + FENCE * spread, spread)
 
 
 class Scores(NamedTuple):
@@ -373,15 +391,7 @@ class Scorer:
     def _score(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Oddness, uncertainty and embedding of a block."""
         found, embedding = _score_block(self.bank, images, [ODDNESS, self.uncertainty], self.draws, self.batch_size)
-        return found[ODDNESS], self.range.uncertainty(found[self.uncertainty], found[ODDNESS]), embedding
-
-    @cached_property
-    def range(self) -> Range:
-        """What is usual among the reference images."""
-        return range_of(*(self._of_reference(*which) for which in ((self.uncertainty, self.draws), (ODDNESS, 0))))
-
-    def _of_reference(self, name: str, draws: int) -> Tensor:
-        return self.bank.kept(f"scores-{name}-{draws}", lambda: reference_scores(self.bank, name, draws))
+        return found[ODDNESS], found[self.uncertainty], embedding
 
     @staticmethod
     def _percentiles(values: Tensor, usual: Tensor | None) -> Tensor | None:
@@ -411,7 +421,7 @@ class Scorer:
             parts = [self._score(block)[:2] for block in torch.split(self.bank.calibration_images(), BLOCK)]
             return torch.stack([torch.cat(column) for column in zip(*parts, strict=True)])
 
-        return self.bank.kept(f"calibration-scores-{self.uncertainty}-{self.draws}", make)
+        return self.bank.kept(f"calibration-{self.uncertainty}-{self.draws}", make)
 
 
 def is_deterministic(run: Run) -> bool:
