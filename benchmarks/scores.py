@@ -26,7 +26,8 @@ from byov.data.shifts import shifted
 from byov.data.sources import open_source
 from byov.data.views import two_views
 from byov.errors import BadInput
-from byov.evaluation.features import features_of
+from byov.evaluation.features import at_this_draw, before_draws, features_of
+from byov.evaluation.posthoc import IMAGES, Neighbourhoods
 from byov.evaluation.probe import fit_probe
 from byov.evaluation.reference import Bank, at_draw
 from byov.evaluation.run import Run, load
@@ -81,12 +82,14 @@ def evaluate_scores(
         scores |= loss_scores(run, run.learner, at_side(test, side), max(draws, 1))
     if ensemble:
         scores["ensemble"] = ensemble_disagreement([run, *ensemble], test)
+        scores["several posteriors"] = ensemble_disagreement([run, *ensemble], test, draws)
     found: dict[str, object] = {
         "run": str(run.folder),
         "data": data,
         "images": len(test),
         "labels": len(known),
         "draws": draws,
+        "overlap": None if is_deterministic(run) else overlap_of_draws(run),
         "top1": float((~wrong).double().mean()),
         ERRORS: {name: interval(value, wrong) for name, value in scores.items()},
     }
@@ -147,20 +150,31 @@ def loss_scores(run: Run, learner: SelfSupervised, images: Tensor, draws: int) -
     return {"BYOL loss": loss.mean(0), "predictive density": density, "variance of the loss": loss.var(0)}
 
 
-def ensemble_disagreement(runs: Sequence[Run], images: Tensor) -> Tensor:
+def ensemble_disagreement(runs: Sequence[Run], images: Tensor, draws: int = 0) -> Tensor:
     """1 - the part of the nearest reference images that two encoders have in common, averaged over all pairs.
 
-    All runs have the same reference images: those of the same source and number of images.
+    Each run gives its means, or `draws` weight draws. All runs have the same reference images: those of the same source
+    and number of images.
     """
-    votes = 0.0
+    votes, encoders = 0.0, 0
     for run in runs:
         bank = Bank(run)
-        cosines = normalize(features_of(run.encoder, images, size=run.image_shape[-1]), dim=1)
-        cosines = cosines @ normalize(bank.means.features, dim=1).T
-        near = cosines.topk(count := part_of(cosines.shape[1], CONSISTENT_PART), dim=1).indices
-        votes = votes + torch.zeros_like(cosines).scatter_(1, near, 1.0)
-    pairs = len(runs) * (len(runs) - 1)
+        before = before_draws(run.encoder, images, run.image_shape[-1])
+        for k in range(draws) if draws else [None]:
+            with at_draw(run.encoder, run.config.seed, k):
+                features = bank.aligned(at_this_draw(run.encoder, before), k)
+            reference = bank.aligned(bank.at(k).features, k)
+            cosines = normalize(features, dim=1) @ normalize(reference, dim=1).T
+            near = cosines.topk(count := part_of(cosines.shape[1], CONSISTENT_PART), dim=1).indices
+            votes, encoders = votes + torch.zeros_like(cosines).scatter_(1, near, 1.0), encoders + 1
+    pairs = encoders * (encoders - 1)
     return 1 - (votes * (votes - 1)).sum(1).double() / (count * pairs)
+
+
+def overlap_of_draws(run: Run) -> float:
+    """Mean Jaccard overlap of the nearest reference images between two draws, as `--method posthoc` sets it."""
+    images = Bank(run).images
+    return Neighbourhoods(run.encoder, images[spread(len(images), IMAGES)], run.config.seed).overlap()
 
 
 # ------------------------------------------------------------------------------------------------------------ intervals
@@ -208,7 +222,8 @@ def best_knn(rows: Mapping[str, Mapping[str, float]]) -> str:
 def print_measures(found: Mapping[str, object], per_image: Mapping[str, Tensor]) -> None:
     rows: Mapping[str, Mapping[str, float]] = found[ERRORS]  # type: ignore[assignment]
     wrong = per_image["wrong"].bool()
-    print(f"{found['run']} on {found['data']}: {found['images']} test images, probe {100 * found['top1']:.1f}")  # type: ignore[operator]
+    overlap = "" if found["overlap"] is None else f", overlap of draws {found['overlap']:.2f}"
+    print(f"{found['run']} on {found['data']}: {found['images']} test images, probe {100 * found['top1']:.1f}{overlap}")  # type: ignore[operator]
     others = [key for key in found if key.startswith(("ood.", "noise."))]
     best = best_knn(rows)
     print(f"| score | misclassification AUROC | less {best} | {' | '.join(others)} |")

@@ -263,7 +263,7 @@ def _chosen_recipe(options: Train, given: set[str]) -> tuple[str, str]:
         start = f"weights of {init}" if name == choose_recipe(None, "lite0") else "random weights"
         return name, f"{name} (chosen for a folder of images, {start if init in ('none', 'lite0') else init})"
     side = source.load("train").images.shape[-1]
-    name = choose_recipe(config.image_size or side, None)
+    name = choose_recipe(config.image_size or side, config.init if "--init" in given else None)
     return name, f"{name} (chosen from the images)"
 
 

@@ -138,7 +138,8 @@ def test_chosen_recipes_exist() -> None:
 )
 def test_weights_that_set_the_backbone_choose_recipe_and_method(init: str | None, recipe: str, method: str) -> None:
     assert choose_recipe(None, init) == recipe and automatic_method(init) == method
-    assert choose_recipe(8, init) == "digits" and choose_recipe(32, init) == "small-images"  # only a folder's
+    small = ["digits", "small-images"] if recipe == "folder-64" else ["adapt-small", "adapt-small"]
+    assert [choose_recipe(side, init) for side in (8, 32)] == small
 
 
 def test_the_recipe_from_pretrained_weights() -> None:

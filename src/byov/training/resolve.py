@@ -26,8 +26,10 @@ WEIGHT_DECAY = {"adamw": 0.05, "lars": 1e-6}  # where nothing is random
 
 def choose_recipe(side: int | None, init: str | None) -> str:
     """The recipe for images of this side (None: a folder's, which have many) and start, where the user names none."""
+    if backbone_of_weights(init) is not None:
+        return "adapt-photos" if side is None else "adapt-small"
     if side is None:
-        return "folder-64" if backbone_of_weights(init) is None else "adapt-photos"
+        return "folder-64"
     return "digits" if side <= 16 else "small-images"
 
 

@@ -247,6 +247,8 @@ def _continued(config: Config, out: Path, extend: int | None) -> Config:
         return config
     if extend < 1:
         raise BadInput(f"a run can only be lengthened: give --extend at least 1 epoch, not {extend}.")
+    if config.method == "posthoc":
+        raise BadInput(f"{out} was not trained (method posthoc), so --extend has nothing to lengthen: start a new run.")
     state = checkpoints.state(out / "checkpoints" / "last.safetensors")
     if state["step"] < state["total"]:
         raise BadInput(f"{out} is not finished (step {state['step']} of {state['total']}): use --resume first.")
