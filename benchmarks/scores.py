@@ -64,6 +64,7 @@ def evaluate_scores(
     images: int,
     draws: int,
     only: Sequence[str] | None = None,
+    loss: bool = False,
 ) -> dict[str, object]:
     """All scores of a run on a labelled source: probe, AUROCs with intervals, and the per-image scores."""
     labelled = load_labelled(run, data, lambda what, done, total: None)
@@ -78,7 +79,7 @@ def evaluate_scores(
     names = list(dict.fromkeys([*names, ODDNESS, Scorer(run, draws=draws).uncertainty]))
     scores = all_scores(run, test, draws, names)
     scores |= knn_scores(Bank(run), features) | {"confidence (labels)": 1 - probabilities.max(1).values}
-    if isinstance(run.learner, SelfSupervised):
+    if loss and isinstance(run.learner, SelfSupervised):
         scores |= loss_scores(run, run.learner, at_side(test, side), max(draws, 1))
     if ensemble:
         scores["ensemble"] = ensemble_disagreement([run, *ensemble], test)
@@ -277,6 +278,7 @@ def main() -> None:
     measured.add_argument("--images", type=int, default=5000)
     measured.add_argument("--draws", type=int, default=8)
     measured.add_argument("--only", nargs="*", choices=list(CANDIDATES), help="candidates; unset: all of them")
+    measured.add_argument("--loss", action="store_true", help="also scores from the image's own BYOL loss (slow)")
     measured.add_argument("--out", type=Path, required=True)
     compared = commands.add_parser("compare")
     compared.add_argument("files", nargs=2, type=Path)
@@ -297,6 +299,7 @@ def main() -> None:
                 options.images,
                 options.draws,
                 options.only,
+                options.loss,
             )
             per_image: dict[str, Tensor] = found.pop("per_image")  # type: ignore[assignment]
             write_json(options.out, found)
