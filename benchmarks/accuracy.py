@@ -30,14 +30,14 @@ from byov import schedules
 from byov.config import Config, read_recipe
 from byov.data.images import ImageSet
 from byov.data.sources import open_source
-from byov.evaluation.features import features_of
 from byov.evaluation.probe import fit_probe
+from byov.inference.features import features_of
 from byov.metrics import ece, top_k_accuracy
-from byov.studies.lab import decisive
+from byov.studies.framework.lab import decisive
 from byov.training.learners import build_learner
 from byov.training.loop import Trainer, classes_of
+from byov.training.prepare import pixel_statistics
 from byov.training.resolve import resolve
-from byov.training.run import pixel_statistics
 from byov.training.step import training_step
 from conductor import THREADS, Turn, Variant, interleave, steps_of, summary
 from run import BUSY, machine

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from byov._torchvision import import_torchvision
 from byov.backbones import build_encoder
+from byov.backbones._torchvision import import_torchvision
 from byov.config import Model
 from byov.data.images import ImageSet
 from byov.data.views import two_views

@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 
-from byov.evaluation.export import MOST, export
-from byov.evaluation.one_pass import FastScorer
-from byov.evaluation.reference import Bank, BankFeatures
-from byov.evaluation.run import Run, load
-from byov.evaluation.score import Scorer, reference_scores
+from byov.export import MOST, export
+from byov.inference.load import Run, load
+from byov.inference.reference import Bank, BankFeatures
 from byov.metrics.correlation import spearman
+from byov.scoring.one_pass import FastScorer
+from byov.scoring.scorer import Scorer, reference_scores
 
 BATCHES = (1, 8, 32)
 IMAGES = 320  # in each turn's series, of any batch

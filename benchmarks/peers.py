@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from byov._torchvision import import_torchvision
+from byov.backbones._torchvision import import_torchvision
 from conductor import Turn, steps_of
 from models import classifier, labelled_batch
 
@@ -36,7 +36,7 @@ def deterministic(task: str) -> Turn:
 
 def deterministic_kept(task: str) -> Turn:
     """With the memory that byov's draws make glibc keep: what a posterior costs beyond that."""
-    from byov.parallel import keep_freed_memory
+    from byov._core.threads import keep_freed_memory
 
     keep_freed_memory()
     return deterministic(task)

@@ -61,9 +61,9 @@ def reencode(photos: Path, out: Path, count: int, seed: int = 0) -> list[Path]:
     The order is random. An image that is repeated is cropped, at a random place each time, so that files differ. The
     same seed gives the same files, as long as numpy and Pillow stay the same.
     """
+    from byov._core.errors import BadInput
+    from byov._core.threads import for_each
     from byov.data.listing import list_images
-    from byov.errors import BadInput
-    from byov.parallel import for_each
 
     found = [photos / file.path for file in list_images(photos).files]
     if not found:
@@ -96,7 +96,7 @@ def _box(size: tuple[int, int], crop: np.random.Generator | None) -> tuple[float
 def prepared(photos: Path, count: int, rounds: int, draws: int) -> Iterator[tuple[Path, Path]]:
     """A run with the features of its reference images, and the folder with a part of the photographs per round."""
     import byov
-    from byov.evaluation.score import Scorer
+    from byov.scoring.scorer import Scorer
 
     with tempfile.TemporaryDirectory() as folder:
         whole, known, parts, run = (Path(folder) / name for name in ("whole", "known", "parts", "run"))
@@ -124,8 +124,8 @@ def ours(run: str, parts: str, draws: int) -> Turn:
     """`byov score` without its page; draws 0: at the means."""
     import byov
     from byov.data.stream import open_stream
-    from byov.evaluation.score import Scorer
-    from byov.evaluation.scoring import score_images
+    from byov.scoring.scorer import Scorer
+    from byov.scoring.table import score_images
 
     opened = byov.load(run)
     scorer = Scorer(opened, draws=draws) if draws else Scorer(opened, "knn_cosine")
@@ -156,7 +156,7 @@ def loop(run: str, parts: str, draws: int) -> Turn:
 def knn_distance(run: str, draws: int) -> Callable[[Tensor], Tensor]:
     """Mean cosine distance of images to their nearest reference images, averaged over draws; draws 0: at the means."""
     import byov
-    from byov.evaluation.reference import Bank
+    from byov.inference.reference import Bank
 
     opened = byov.load(run)
     bank = Bank(opened).images
@@ -238,7 +238,7 @@ def lines(result: dict[str, Any]) -> list[str]:
 
 
 def time_all(photos: Path, images: int, draws: int, rounds: int, busy: bool) -> dict[str, Any]:
-    from byov.training.division import FILE
+    from byov.runs.split import FILE
 
     with prepared(photos, images, rounds, draws) as (run, parts):
         where = {"run": str(run), "parts": str(parts)}
@@ -264,7 +264,7 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    from byov.errors import BadInput
+    from byov._core.errors import BadInput
 
     options = options_of()
     if options.busy and not BUSY.items() <= os.environ.items():

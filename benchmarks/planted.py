@@ -37,10 +37,10 @@ import torch
 from numpy.random import Generator
 from PIL import Image
 
+from byov._core.errors import BadInput
+from byov._core.files import write_json
 from byov.data.listing import list_images
 from byov.data.sources import open_source
-from byov.errors import BadInput
-from byov.files import write_json
 from byov.metrics.ranking import auroc
 from odd_images import RENDERERS, Array, darkened, enlarged, varied
 

@@ -88,7 +88,7 @@ def _measure(run: Path, count: int, others: dict[str, int], rounds: int) -> dict
 def _prepared(bank: int) -> Iterator[Path]:
     """A run whose bank holds so many images."""
     from byov.config import Config, Monitor, Optim
-    from byov.training.run import prepare
+    from byov.training.prepare import prepare
 
     with tempfile.TemporaryDirectory() as folder:
         known = Path(folder) / "known.npz"
@@ -114,7 +114,7 @@ def _prepared(bank: int) -> Iterator[Path]:
 def cached(run: str, count: int) -> Turn:
     """A bank that has met these draws before: its features are read."""
     from byov.evaluation.predictive import predict_classes
-    from byov.evaluation.reference import Bank
+    from byov.inference.reference import Bank
 
     opened, probe, tested = _opened(run, count)
     bank = Bank(opened)
@@ -125,7 +125,7 @@ def included(run: str, count: int) -> Turn:
     """A bank that has met nothing yet, from opening its images to writing its features, in a copy of the run."""
     import byov
     from byov.evaluation.predictive import predict_classes
-    from byov.evaluation.reference import Bank
+    from byov.inference.reference import Bank
 
     own = f"{run}-{count}"
     shutil.copytree(run, own)
@@ -142,7 +142,7 @@ def included(run: str, count: int) -> Turn:
 
 def forward(task: str, count: int) -> Turn:
     """Nothing but byov's way of passing images through a network."""
-    from byov.evaluation.features import features_of
+    from byov.inference.features import features_of
 
     network, tested = classifier(task), images(count) / 255
     return steps_of(lambda k: features_of(network, tested))
@@ -186,7 +186,7 @@ def bayesian_torch(run: str, count: int, batch: int) -> Turn:
 
 
 def torch_uncertainty(run: str, count: int, batch: int) -> Turn:
-    from byov._torchvision import import_torchvision
+    from byov.backbones._torchvision import import_torchvision
 
     import_torchvision()  # it imports torchvision, in the way that fails beside a CPU build of torch
     from torch_uncertainty.layers import BayesConv2d, BayesLinear
@@ -241,7 +241,7 @@ def _fresh(run: Path, draws: int) -> float:
 
 def _predict(pipe: Connection, run: Path, draws: int) -> None:
     from byov.evaluation.predictive import predict_classes
-    from byov.evaluation.reference import Bank
+    from byov.inference.reference import Bank
     from byov.training.monitors import peak_memory_mib
 
     torch.set_num_threads(THREADS)

@@ -74,10 +74,10 @@ def train(threads: int, steps: int) -> None:
 
     from byol_step import STORED
     from byov.data.images import ImageSet
-    from byov.training.batchnorm import share_batch_norms
+    from byov.training.distributed.processes import Processes
+    from byov.training.distributed.sync_batchnorm import share_batch_norms
     from byov.training.learners import build_learner
     from byov.training.loop import Trainer
-    from byov.training.processes import Processes
     from byov.training.step import training_step
     from models import SIDE, config, images
 

@@ -23,7 +23,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import byov.posterior
+import byov.posterior.posterior
 import byov.training.step
 from byol_step import STORED, trainer_of
 from byov.training import learners
@@ -51,9 +51,9 @@ def phases(trainer: Trainer) -> dict[str, list[tuple[Any, str]]]:
             (learner.teacher, "update"),
         ],
         DRAW: [
-            (byov.posterior, "draw_"),
+            (byov.posterior.posterior, "draw_"),
             (learner.posterior.segments, "gather"),
-            (byov.posterior, "_to_log_variances"),
+            (byov.posterior.posterior, "_to_log_variances"),
             (step, "add_kl"),
         ],
     }

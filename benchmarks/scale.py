@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from byov.backbones import build_encoder
 from byov.config import Config, read_recipe
-from byov.data.folder import storage_side
+from byov.data.image_folder import storage_side
 from byov.training.networks import Student
 from byov.training.resolve import resolve
 

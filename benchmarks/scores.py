@@ -22,16 +22,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
+from byov._core.errors import BadInput
+from byov._core.files import write_json
 from byov.data.shifts import shifted
 from byov.data.sources import open_source
 from byov.data.views import two_views
-from byov.errors import BadInput
-from byov.evaluation.features import at_this_draw, before_draws, features_of
-from byov.evaluation.posthoc import IMAGES, Neighbourhoods
+from byov.evaluation.labelled import load_labelled
 from byov.evaluation.probe import fit_probe
-from byov.evaluation.reference import Bank, at_draw
-from byov.evaluation.run import Run, load
-from byov.evaluation.score import (
+from byov.inference.features import at_this_draw, before_draws, features_of
+from byov.inference.inputs import at_side, in_channels, spread
+from byov.inference.load import Run, load
+from byov.inference.reference import Bank, at_draw
+from byov.metrics.ranking import auroc, midranks
+from byov.metrics.resampling import resampled_counts
+from byov.scoring.posthoc import IMAGES, Neighbourhoods
+from byov.scoring.scorer import (
     CANDIDATES,
     CONSISTENT_PART,
     ODDNESS,
@@ -40,10 +45,6 @@ from byov.evaluation.score import (
     is_deterministic,
     part_of,
 )
-from byov.evaluation.subject import at_side, in_channels, load_labelled, spread
-from byov.files import write_json
-from byov.metrics.ranking import auroc, midranks
-from byov.metrics.resampling import resampled_counts
 from byov.training.learners import SelfSupervised
 
 KS = (10, 25, 50, 100, 250)

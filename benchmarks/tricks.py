@@ -44,15 +44,17 @@ VIEWS = ("views", "byov", {"side": 32})
 LARGE_VIEWS = ("views", "byov", {"side": 224})
 FORWARD = ("predictive", "forward", {"task": "0.8M", "count": 1024})
 TRICKS = {
-    "compiled loops, Bayesian step 2.7M": Trick("byov.fused", "fits", lambda *tensors: False, STEP),
-    "compiled loops, Bayesian step 21M": Trick("byov.fused", "fits", lambda *tensors: False, LARGE),
+    "compiled loops, Bayesian step 2.7M": Trick("byov._compiled.fused", "fits", lambda *tensors: False, STEP),
+    "compiled loops, Bayesian step 21M": Trick("byov._compiled.fused", "fits", lambda *tensors: False, LARGE),
     "compiled loops, views at 32 px": Trick("byov.data.views", "fill_by_loops", by_tensors, VIEWS),
     "compiled loops, views at 224 px": Trick("byov.data.views", "fill_by_loops", by_tensors, LARGE_VIEWS),
-    "own threads, Bayesian step 21M": Trick("byov.fused", "for_each", one_by_one, LARGE),
+    "own threads, Bayesian step 21M": Trick("byov._compiled.fused", "for_each", one_by_one, LARGE),
     "one thread alone, views at 32 px": Trick("byov.data.views", "ALONE", 0, VIEWS),
     "own threads, views at 224 px": Trick("byov.data.views", "for_each", one_by_one, LARGE_VIEWS),
-    "own threads, forward of 1,024 images": Trick("byov.evaluation.features", "FEW", 0, FORWARD),
-    "keeping freed memory, Bayesian step 2.7M": Trick("byov.posterior", "keep_freed_memory", lambda: None, STEP),
+    "own threads, forward of 1,024 images": Trick("byov.inference.features", "FEW", 0, FORWARD),
+    "keeping freed memory, Bayesian step 2.7M": Trick(
+        "byov.posterior.posterior", "keep_freed_memory", lambda: None, STEP
+    ),
 }
 
 

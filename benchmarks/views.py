@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from byov._torchvision import import_torchvision
+from byov.backbones._torchvision import import_torchvision
 from byov.config import View, Views
 from conductor import Turn, Variant, fastest, interleave, ratios, steps_of, summary
 from models import BATCH, byol_views, images

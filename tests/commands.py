@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from byov.cli import main
+from byov.cli.main import main
 
 SMALL = [
     *("--images", "48", "--optim.batch-size", "16", "--optim.epochs", "1", "--threads", "1"),

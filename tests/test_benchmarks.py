@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from byov.errors import BadInput
+from byov._core.errors import BadInput
 
 ROOM = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.append(str(ROOM))  # its files are scripts, not a package

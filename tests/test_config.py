@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from byov._core.errors import BadInput
 from byov.config import (
     Config,
     differences,
@@ -24,7 +25,6 @@ from byov.config import (
     to_dict,
     to_yaml,
 )
-from byov.errors import BadInput
 
 
 def test_merge_changes_what_is_named_and_nothing_else() -> None:

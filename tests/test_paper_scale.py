@@ -12,8 +12,8 @@ from torch import nn
 
 from byov.backbones.vit import SIZES
 from byov.config import Config, Model, Monitor, Optim
+from byov.training.prepare import prepare
 from byov.training.resolve import resolve
-from byov.training.run import prepare
 
 ROOM = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.append(str(ROOM))  # its files are scripts, not a package

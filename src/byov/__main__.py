@@ -1,5 +1,5 @@
 """`python -m byov`, for `torchrun -m byov train ...`."""
 
-from byov.cli import main
+from byov.cli.main import main
 
 main()

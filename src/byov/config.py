@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from byov.errors import BadInput
+from byov._core.errors import BadInput
 
 Method = Literal["byov", "byol", "posthoc", "supervised", "supervised-bbb", "auto"]
 BAYESIAN: tuple[str, ...] = ("byov", "posthoc", "supervised-bbb")

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 
+from byov._core.errors import BadInput
 from byov.backbones import Encoder, build_encoder, efficientnet_lite, timm
 from byov.backbones.efficientnet_lite import (
     PIXEL_MEAN,
@@ -18,7 +19,6 @@ from byov.backbones.efficientnet_lite import (
 )
 from byov.config import Model
 from byov.data.resample import resized
-from byov.errors import BadInput
 
 INSTALLED = all(efficientnet_lite.is_installed(name) for name in SIZES)
 with_weights = pytest.mark.skipif(not INSTALLED, reason="the extra `pretrained` is not installed")

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import byov
-from byov._torchvision import import_torchvision
 from byov.backbones import build_encoder
+from byov.backbones._torchvision import import_torchvision
 from byov.backbones.resnet import SIZES, NoNorm, ResNet, StandardisedConv2d, group_norm
 from byov.config import Model
 

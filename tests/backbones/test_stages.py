@@ -7,10 +7,10 @@ import torch
 from test_efficientnet_lite import scrambled
 from torch import Tensor, nn
 
+from byov._core.errors import BadInput
 from byov.backbones import Encoder, build_encoder, timm, with_backbone
 from byov.backbones.family import Staged
 from byov.config import Model
-from byov.errors import BadInput
 from byov.posterior import Posterior
 from byov.training.networks import Student
 

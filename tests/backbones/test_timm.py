@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import byov
+from byov._core.errors import BadInput
 from byov.backbones import build_encoder, timm
 from byov.config import Model
-from byov.errors import BadInput
 
 
 @pytest.fixture(scope="module")

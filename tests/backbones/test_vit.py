@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from byov._core.errors import BadInput
 from byov.backbones import Encoder, build_encoder, complete_model, with_backbone
 from byov.backbones.vit import SIZES, Size, ViT, sincos_positions
 from byov.config import Model
-from byov.errors import BadInput
 
 TINY = Size(16, 2, 2)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from byov._torchvision import import_torchvision
+from byov.backbones._torchvision import import_torchvision
 
 
 @pytest.fixture(scope="session")

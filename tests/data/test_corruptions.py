@@ -16,10 +16,10 @@ from PIL import Image, ImageOps
 from scipy import ndimage, stats
 from torch import Tensor
 
+from byov._core.randomness import uniforms
 from byov.data import corruptions
 from byov.data.colour import luma
 from byov.data.corruptions import Draw, warp
-from byov.randomness import uniforms
 
 LEFT, RIGHT = 0.25, 0.75  # the two sides of a coin
 VALUES = 250_000  # of noise

@@ -11,10 +11,10 @@ import pytest
 import torch
 from test_formats import idx_files, random_images, write_archive, write_folder
 
+from byov._core.errors import BadInput
 from byov.data import fetch
 from byov.data.images import ImageSet
 from byov.data.sources import open_source
-from byov.errors import BadInput
 
 IMAGES, LABELS = random_images(6, 1, 4, 4), np.arange(6)
 FILES = idx_files(IMAGES, LABELS, "train") | idx_files(IMAGES[:2], LABELS[:2], "test")

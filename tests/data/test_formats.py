@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
 
+from byov._core.errors import BadInput
 from byov.data import formats
 from byov.data.formats import CIFAR_BINARY, CIFAR_PICKLED, CIFAR_PNG, IDX, decode_idx, npz_splits, read_layout, read_npz
-from byov.errors import BadInput
 
 RANDOM = np.random.default_rng(0)
 

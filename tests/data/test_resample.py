@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from byov._torchvision import import_torchvision
+from byov.backbones._torchvision import import_torchvision
 from byov.data.resample import (
     Boxes,
     blur_,

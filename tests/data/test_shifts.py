@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_sample_image
 from torch import Tensor
 
+from byov._core.errors import BadInput
 from byov.data import shifts
 from byov.data.resample import resized
 from byov.data.shifts import SEVERITIES, SHIFTS, shifted
-from byov.errors import BadInput
 
 PLAIN = {"blur", "brightness", "contrast", "solarise", "posterise", "jpeg"}  # nothing random
 COINS = {"shear": 4, "rotation": 2, "saturation": 2, "hue": 2}  # how many ways there are

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from byov._core.errors import BadInput
 from byov.config import SOURCE_KINDS
 from byov.data import fetch
 from byov.data.images import ImageSet
 from byov.data.sources import KINDS, names, open_source, table
-from byov.errors import BadInput
 
 
 @pytest.fixture(autouse=True)

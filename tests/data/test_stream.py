@@ -9,11 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from byov.data.folder import storage_side
+from byov._core.errors import BadInput
+from byov.data.image_folder import storage_side
 from byov.data.resample import resized
 from byov.data.sources import open_source
 from byov.data.stream import open_stream
-from byov.errors import BadInput
 
 SIDE = 16
 

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from byov._torchvision import import_torchvision
+from byov._core.errors import BadInput
+from byov.backbones._torchvision import import_torchvision
 from byov.config import View, Views
 from byov.data import views
 from byov.data.resample import blur_kernel_size
 from byov.data.views import Parameters, draw_parameters, two_views, view
-from byov.errors import BadInput
 
 FULL = View(crop_area=(0.08, 1.0), flip=0.5, blur=0.5, solarise=0.2)
 NOTHING = View(crop_area=(1.0, 1.0), crop_ratio=(1.0, 1.0), flip=0.0, jitter=0.0, grey=0.0, blur=0.0)

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from handmade import images, pixels
-from handmade import run as made_run
 from torch import Tensor, nn
 
 from byov.config import View, Views
 from byov.evaluation import encoder_check
 from byov.evaluation.encoder_check import EncoderCheck, check_encoder, check_on_images, own_ranks, paired_interval
-from byov.evaluation.reference import Bank
-from byov.evaluation.run import Run
+from byov.inference.load import Run
+from byov.inference.reference import Bank
+from handmade import images, pixels
+from handmade import run as made_run
 
 STILL = View(crop_area=(1.0, 1.0), crop_ratio=(1.0, 1.0), flip=0.0, jitter=0.0, grey=0.0, blur=0.0)
 MIRRORED = replace(STILL, flip=1.0)

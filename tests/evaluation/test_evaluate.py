@@ -14,24 +14,24 @@ import torch
 from sklearn.metrics import accuracy_score, roc_auc_score
 
 import byov
+from byov._core.errors import BadInput
 from byov.config import Config, Model, Monitor, Optim
 from byov.data.shifts import shifted
 from byov.data.sources import open_source
-from byov.errors import BadInput
 from byov.evaluation import evaluate as module
 from byov.evaluation.evaluate import evaluate, previous_path, results_path
-from byov.evaluation.kept import read_section
+from byov.evaluation.labelled import load_labelled
+from byov.evaluation.partial_results import read_section
 from byov.evaluation.predictive import predict_classes, predict_levels
 from byov.evaluation.probe import fit_probe
-from byov.evaluation.prune import prune
-from byov.evaluation.pruning import Pruning
-from byov.evaluation.reference import Bank
-from byov.evaluation.run import Run
-from byov.evaluation.score import CANDIDATES, ODDNESS
-from byov.evaluation.subject import load_labelled
-from byov.evaluation.working import weight_spread, working_measures
-from byov.training.division import PIXELS
-from byov.training.run import prepare
+from byov.inference.load import Run
+from byov.inference.reference import Bank
+from byov.pruning.criteria import Pruning
+from byov.pruning.prune import prune
+from byov.runs.split import PIXELS
+from byov.scoring.scorer import CANDIDATES, ODDNESS
+from byov.studies.measurements.accuracy_and_spread import weight_spread, working_measures
+from byov.training.prepare import prepare
 
 SMALL = Config(
     threads=1,

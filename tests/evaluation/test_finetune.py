@@ -10,12 +10,12 @@ import byov
 from byov.config import Config, Model, Monitor, Optim
 from byov.evaluation import finetune
 from byov.evaluation.finetune import finetune_measures
-from byov.evaluation.measures import class_measures
-from byov.evaluation.prune import prune
-from byov.evaluation.pruning import Pruning
-from byov.evaluation.subject import Subject, load_labelled
+from byov.evaluation.labelled import Subject, load_labelled
+from byov.evaluation.named_metrics import class_measures
+from byov.pruning.criteria import Pruning
+from byov.pruning.prune import prune
 from byov.training.loop import Trainer
-from byov.training.run import prepare
+from byov.training.prepare import prepare
 
 SMALL = Config(
     images=64,

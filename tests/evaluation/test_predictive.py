@@ -6,22 +6,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import handmade
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from byov.errors import BadInput
+import handmade
+from byov._core.errors import BadInput
 from byov.evaluation import predictive
-from byov.evaluation.features import features_of
 from byov.evaluation.predictive import predict_classes, predict_levels
 from byov.evaluation.probe import Probe
-from byov.evaluation.reference import Bank, at_draw
-from byov.evaluation.run import Run
-from byov.metrics.predictive import Predictive
-from byov.training.processes import Processes
+from byov.inference.features import features_of
+from byov.inference.load import Run
+from byov.inference.reference import Bank, at_draw
+from byov.metrics.predictive_uncertainty import Predictive
+from byov.training.distributed.processes import Processes
 
 IMAGES = handmade.images(9, seed=1)
 

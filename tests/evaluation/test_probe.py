@@ -7,7 +7,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from byov.errors import BadInput
+from byov._core.errors import BadInput
 from byov.evaluation import probe
 from byov.evaluation.probe import fit_probe
 

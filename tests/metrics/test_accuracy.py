@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from byov._torchvision import import_torchvision
+from byov.backbones._torchvision import import_torchvision
 from byov.metrics import top_k_accuracy
 
 with contextlib.suppress(ImportError):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss, log_loss
 
-from byov._torchvision import import_torchvision
+from byov.backbones._torchvision import import_torchvision
 from byov.metrics import adaptive_ece, brier, brier_decomposition, classwise_ece, ece, nll, reliability_bins
 
 with contextlib.suppress(ImportError):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy.stats import pearsonr, rankdata, spearmanr
 from torch import Tensor
 
+from byov._core.randomness import generator
 from byov.metrics import bootstrap, partial_pearson, partial_spearman, pearson, resampling, spearman
-from byov.randomness import generator
 
 
 def variables(seed: int, images: int = 200, ties: bool = False) -> tuple[Tensor, Tensor, Tensor]:

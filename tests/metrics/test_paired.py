@@ -9,7 +9,7 @@ import torch
 from scipy.stats import ttest_rel
 from torch import Tensor
 
-from byov.evaluation.measures import class_measures
+from byov.evaluation.named_metrics import class_measures
 from byov.metrics.paired import WeightedMeasures, paired_errors, paired_top1
 from byov.metrics.resampling import resampled_counts
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from byov._core.errors import BadInput
 from byov.config import Config, Objective
-from byov.errors import BadInput
 from byov.objectives import byol, negatives
 from byov.training.resolve import resolve
 

@@ -12,8 +12,8 @@ import yaml
 from byov.config import Config, to_dict
 from byov.data.sources import open_source
 from byov.evaluation.evaluate import fingerprint
-from byov.evaluation.kept import Section, write_section
-from byov.evaluation.score import DEFAULT, DEFAULT_AT_MEANS
+from byov.evaluation.partial_results import Section, write_section
+from byov.scoring.scorer import DEFAULT, DEFAULT_AT_MEANS
 
 SHIFTS = ("salt_pepper", "blur")
 SCORES = ("max_softmax", f"label_free_{DEFAULT_AT_MEANS}", f"label_free_{DEFAULT}")

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+from byov._core.errors import BadInput
 from byov.config import Config, Optim, to_dict
-from byov.errors import BadInput
-from byov.report import figures
 from byov.report.page import write_report
+from byov.report.plots import svg_charts
 
 RESULTS = {
     "top1": 0.7573,
@@ -50,7 +50,7 @@ LAYERS = [
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of the words alone: drawing takes most of the time."""
     for name in ("curves", "reliability", "heat_maps"):
-        monkeypatch.setattr(figures, name, lambda *_, **__: "<svg></svg>")
+        monkeypatch.setattr(svg_charts, name, lambda *_, **__: "<svg></svg>")
 
 
 def write_config(folder: Path, config: Config) -> None:

@@ -12,11 +12,11 @@ from fabricated import change_results, full_run, pruning_results
 from PIL import Image
 
 from byov.data.sources import open_source
-from byov.report import figures
-from byov.report.figures import CellMap, Line
-from byov.report.parts import Cell, Column
-from byov.report.run import load_run, load_runs
-from byov.report.sections import pruned, shifted, uncertainty
+from byov.report.elements import Cell, Column
+from byov.report.plots import svg_charts
+from byov.report.plots.svg_charts import CellMap, Line
+from byov.report.run_data import load_run, load_runs
+from byov.report.sections import pruned, shift_heatmaps, uncertainty
 from byov.report.sections.examples import EACH, example_section
 from byov.report.sections.reliability import reliability_section
 from byov.report.sections.settings import different_settings
@@ -27,8 +27,10 @@ from byov.report.sections.summary import summary_rows
 def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Line] | list[CellMap]]:
     """What is given to the figures, by salt, instead of drawing it."""
     found: dict[str, list[Line] | list[CellMap]] = {}
-    monkeypatch.setattr(figures, "curves", lambda lines, salt, *_, **__: found.update({salt: list(lines)}) or "")
-    monkeypatch.setattr(figures, "cell_maps", lambda rows, columns, maps, salt: found.update({salt: list(maps)}) or "")
+    monkeypatch.setattr(svg_charts, "curves", lambda lines, salt, *_, **__: found.update({salt: list(lines)}) or "")
+    monkeypatch.setattr(
+        svg_charts, "cell_maps", lambda rows, columns, maps, salt: found.update({salt: list(maps)}) or ""
+    )
     return found
 
 
@@ -44,7 +46,7 @@ def test_the_best_of_a_column_is_marked_to_the_digits_shown() -> None:
 
 def test_shifts_by_severity_and_less_those_of_the_baseline(tmp_path: Path, drawn: dict[str, list[CellMap]]) -> None:
     runs = load_runs([full_run(tmp_path / "byov"), full_run(tmp_path / "byol", "byol", ece=0.1, top1=0.93)])
-    section = shifted.shift_section(runs)
+    section = shift_heatmaps.shift_section(runs)
     assert [picture.title for picture in section.pictures] == ["byov", "byol"] and section.notes == []
     ece, top1, ece_difference, top1_difference = drawn["shifts-byov"]
     severities = np.tile(np.arange(6), (2, 1))
@@ -63,7 +65,7 @@ def test_a_baseline_of_the_evaluation_goes_first(tmp_path: Path, drawn: dict[str
     settings = {"data": "digits", "baseline": {"run": "somewhere/theirs"}}
     change_results(run, {"baseline.ece": -0.5, "baseline.shifts.blur.2.ece": -0.25, "settings": settings})
     runs = [load_run(run), load_run(full_run(tmp_path / "byol", "byol"))]
-    assert "less those of theirs" in shifted.shift_section(runs).pictures[0].note
+    assert "less those of theirs" in shift_heatmaps.shift_section(runs).pictures[0].note
     difference = drawn["shifts-byov"][2].values
     assert difference[1, 2] == -0.25 and (difference[:, 0] == -0.5).all()
     assert np.isnan(difference).sum() == 9, "the others are not known"
@@ -74,7 +76,7 @@ def test_cells_say_the_numbers_and_colours_which_way_is_better() -> None:
     difference = CellMap("top-1, %", np.array([[0.0]]), -1, 1, better=1)
     assert plain.text(0.0432) == ".043" and plain.text(1.25) == "1.250"
     assert [difference.text(value) for value in (1.26, -0.04, 0.5)] == ["+1.3", "+0.0", "+0.5"]
-    svg = figures.cell_maps(["blur", "salt_pepper"], ["0"], [CellMap("ECE", np.array([[0.1], [np.nan]]), 0, 1)], "x")
+    svg = svg_charts.cell_maps(["blur", "salt_pepper"], ["0"], [CellMap("ECE", np.array([[0.1], [np.nan]]), 0, 1)], "x")
     assert ">.100<" in svg and ">salt pepper<" in svg and svg.count("nan") == 0
 
 
@@ -157,7 +159,7 @@ def test_images_that_cannot_be_had_are_said_in_words(tmp_path: Path, data: str, 
 
 
 def test_scores_that_are_not_numbers_are_left_out(tmp_path: Path) -> None:
-    from byov.evaluation.kept import read_section, write_section
+    from byov.evaluation.partial_results import read_section, write_section
 
     run = full_run(tmp_path / "run")
     path = run / "results" / "evaluation.safetensors"
@@ -174,7 +176,7 @@ def test_scores_that_are_not_numbers_are_left_out(tmp_path: Path) -> None:
 
 
 def test_draws_have_a_row_and_a_diagram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "reliability", lambda *_: "<svg></svg>")
+    monkeypatch.setattr(svg_charts, "reliability", lambda *_: "<svg></svg>")
     run = full_run(tmp_path / "run")
     bins = [[1, 0.5, 0.5]] * 15
     change_results(run, {"draws.top1": 0.961, "draws.ece": 0.021, "draws.bins": bins, "settings": {"draws": 7}})

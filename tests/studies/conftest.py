@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from byov.config import Config
-from byov.studies import lab as labs
-from byov.studies.lab import Lab, Scale, identity
-from byov.training.run import prepare
+from byov.studies.framework import lab as labs
+from byov.studies.framework.lab import Lab, Scale, identity
+from byov.training.prepare import prepare
 
 TINY = {
     "optim.epochs": 1,

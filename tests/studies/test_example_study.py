@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from byov.studies import ledger, make
-from byov.studies.lab import Lab
+from byov.studies.framework import ledger, make
+from byov.studies.framework.lab import Lab
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
 

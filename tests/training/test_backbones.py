@@ -3,15 +3,15 @@
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
 
+import tiny
+from byov._core.errors import BadInput
 from byov.backbones import timm
 from byov.config import Model, Optim
 from byov.data.images import ImageSet
-from byov.errors import BadInput
 from byov.training.loop import Trainer
-from byov.training.run import describe
+from byov.training.prepare import describe
 
 HEADS = {"head_hidden": 16, "head_output": 8}
 RESNETS = [

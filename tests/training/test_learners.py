@@ -4,12 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
 from torch.distributions import Normal, kl_divergence
 
+import tiny
 from byov.config import Posterior
-from byov.priors import add_kl
+from byov.posterior.priors import add_kl
 from byov.training.learners import SelfSupervised, Supervised
 
 

@@ -3,17 +3,18 @@
 import json
 
 import pytest
-import tiny
 import torch
 
+import tiny
+from byov._core.errors import TrainingFailed
 from byov.config import Monitor, Optim
 from byov.data.images import ImageSet
-from byov.errors import TrainingFailed
-from byov.training import checkpoints
-from byov.training.journal import read_lines
+from byov.runs import checkpoints
+from byov.runs.training_log import read_lines
+from byov.training.distributed.processes import Processes
 from byov.training.loop import subset
-from byov.training.processes import Processes
-from byov.training.run import estimate_seconds
+from byov.training.optimizers import optimizer_state
+from byov.training.prepare import estimate_seconds
 
 
 def test_an_epoch_visits_every_image_once_and_in_another_order_than_the_next(tmp_path) -> None:
@@ -81,7 +82,7 @@ def test_the_estimate_leaves_all_as_it_was_and_asks_for_no_optimizer_state(tmp_p
     trainer = tiny.trainer(tmp_path, tiny.config("byov"))
     before = {name: value.clone() for name, value in trainer.tensors().items()}
     with monkeypatch.context() as patched:  # a sharded one would have to be gathered
-        patched.setattr(checkpoints, "optimizer_tensors", lambda optimizer: pytest.fail("the state was asked for"))
+        patched.setattr(optimizer_state, "optimizer_tensors", lambda optimizer: pytest.fail("the state was asked for"))
         assert estimate_seconds(trainer) > 0
     assert any(name.endswith("running_mean") for name in before)
     assert all(torch.equal(value, before[name]) for name, value in trainer.tensors().items())

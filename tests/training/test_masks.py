@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
+import tiny
 from byov import priors
 from byov.config import Optim, Posterior
 from byov.posterior import Posterior as Gaussian
-from byov.training import checkpoints
+from byov.runs import checkpoints
 from byov.training.loop import Trainer
 from byov.training.masks import PRUNED, hold_pruned, pruned
 

@@ -1,11 +1,11 @@
 import math
 
 import pytest
-import tiny
 import torch
 from torch import nn
 
 import byov
+import tiny
 from byov.training.monitors import (
     FirstBadOutput,
     collapse_warning,

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
+from byov._core.errors import BadInput
 from byov.backbones import build_encoder
 from byov.config import Config, Model, Optim, Posterior, View, Views, flatten, merge, read_recipe, to_dict
-from byov.errors import BadInput
 from byov.training.resolve import automatic_method, choose_recipe, resolve, resolve_device
 
 GREY = (1, 8, 8)

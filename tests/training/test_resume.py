@@ -19,11 +19,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import byov
+from byov._core.errors import BadInput
 from byov.config import Config, merge, read_config, read_recipe
-from byov.errors import BadInput
-from byov.training import checkpoints
+from byov.runs import checkpoints
 from byov.training.loop import Trainer
-from byov.training.run import prepare
+from byov.training.prepare import prepare
 
 KILLS = int(os.environ.get("BYOV_KILLS", "4"))  # BYOV_KILLS=20 pytest tests/training/test_resume.py -k kill
 SMALL: dict[str, Any] = {

@@ -5,17 +5,16 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-import tiny
 import torch
 from torch.distributions import Normal, kl_divergence
 
+import tiny
 from byov import schedules
+from byov._core.randomness import VIEWS, fold, generator
 from byov.config import Optim, Posterior
 from byov.data.views import two_views
-from byov.randomness import fold, generator
-from byov.training.learners import VIEWS
 from byov.training.monitors import first_bad_parameter
-from byov.training.optimizers import build_optimizer, set_learning_rates
+from byov.training.optimizers.build import build_optimizer, set_learning_rates
 from byov.training.step import noise_key, training_step
 
 

@@ -4,10 +4,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from byov._core.randomness import generator
 from byov.backbones import build_encoder
 from byov.config import Model
 from byov.posterior import Posterior
-from byov.randomness import generator
 from byov.training.networks import Student
 from byov.training.teacher import Teacher
 

@@ -11,26 +11,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import tiny
 import torch
 from safetensors.torch import save_file
 from test_processes import spawned
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+import tiny
+from byov._core.errors import BadInput
+from byov._core.randomness import VIEWS, fold
 from byov.backbones import Encoder, build_encoder
 from byov.config import Config, Model, Optim, Posterior, View, Views, to_dict
 from byov.data.images import ImageSet
 from byov.data.views import two_views
-from byov.errors import BadInput
-from byov.randomness import fold
 from byov.training import view_cache
-from byov.training.batchnorm import share_batch_norms
-from byov.training.learners import VIEWS
+from byov.training.distributed.processes import Processes
+from byov.training.distributed.sync_batchnorm import share_batch_norms
 from byov.training.loop import Trainer
 from byov.training.networks import encoder_of
-from byov.training.processes import Processes
-from byov.training.run import cache_views, estimate_seconds, prepare
+from byov.training.prepare import cache_views, estimate_seconds, prepare
 
 RESNET = Model("resnet-18", width=4, stem="cifar", norm="batch", frozen_until="layer2", head_hidden=16, head_output=8)
 VIT = replace(tiny.MODEL, depth=2, frozen_until="blocks.0")

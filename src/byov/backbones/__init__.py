@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from byov._core.errors import BadInput
 from byov.backbones import efficientnet_lite, resnet, timm, vit
 from byov.backbones.family import Family, Staged, unfit
 from byov.config import LITE, Model
-from byov.errors import BadInput
 
 FAMILIES: tuple[Family, ...] = (vit, resnet, efficientnet_lite, timm)
 

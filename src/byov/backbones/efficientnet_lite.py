@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from byov._core.errors import BadInput
 from byov.backbones.family import Stage, Staged, Uses, only
 from byov.config import LITE, Model
-from byov.errors import BadInput
 
 PREFIX = "efficientnet-"
 USES: Uses = {}  # the name says it all

@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
+from byov._core.errors import BadInput
 from byov.config import Model
-from byov.errors import BadInput
 
 Stem = Literal["patch", "conv", "imagenet", "cifar"]
 

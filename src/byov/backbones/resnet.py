@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from byov._core.errors import BadInput
 from byov.backbones.family import Stage, Staged, Uses, only, stem_of
 from byov.config import Model
-from byov.errors import BadInput
 
 CIFAR_UP_TO = 64  # pixels: the ImageNet stem would leave 2 x 2 of them for the last stage
 USES: Uses = {"width": (), "stem": ("imagenet", "cifar"), "norm": ()}

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from byov._torchvision import import_torchvision
+from byov._core.errors import BadInput
+from byov.backbones._torchvision import import_torchvision
 from byov.backbones.family import Uses, only
 from byov.config import Model
-from byov.errors import BadInput
 
 PREFIX = "timm:"
 USES: Uses = {}  # the name says it all

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from byov._core.errors import BadInput
 from byov.backbones.family import Stage, Staged, Uses, only, stem_of
 from byov.config import Model
-from byov.errors import BadInput
 
 
 class Size(NamedTuple):

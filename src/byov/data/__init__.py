@@ -1,0 +1,1 @@
+"""Image sources, augmented views and shifts."""

@@ -21,14 +21,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from byov._core.callbacks import Progress
+from byov._core.errors import BadInput
+from byov._core.files import write_atomically
 from byov.data import formats
 from byov.data.formats import Layout
 from byov.data.images import SPLITS, ImageSet, Split
-from byov.errors import BadInput
-from byov.files import write_atomically
-
-Progress = Callable[[str, int, int], None]
-"""Told the step, how much of it is done, and its total (bytes or images)."""
 
 
 @dataclass(frozen=True)

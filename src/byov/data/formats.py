@@ -24,8 +24,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from byov._core.errors import BadInput
 from byov.data.images import SPLITS, ImageSet, Split
-from byov.errors import BadInput
 
 Images = NDArray[np.uint8]  # (N, C, H, W)
 Labels = NDArray[np.int64]  # (N,)

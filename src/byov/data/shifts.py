@@ -22,11 +22,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from byov._core.errors import BadInput
+from byov._core.randomness import uniforms
+from byov._core.threads import for_each
 from byov.data import corruptions
 from byov.data.corruptions import Draw
-from byov.errors import BadInput
-from byov.parallel import for_each
-from byov.randomness import uniforms
 
 SEVERITIES = (1, 2, 3, 4, 5)
 CHUNK = 1 << 18  # pixel values at a time: 85 images of 32 px, or 1 of 224; the float64 numbers for them take 2 MiB

@@ -19,11 +19,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from byov.data import fetch, folder, formats
-from byov.data.decoded import Say, say_on_stderr
-from byov.data.fetch import Progress
+from byov._core.callbacks import Progress, Say, say_on_stderr
+from byov._core.errors import BadInput
+from byov.data import fetch, formats, image_folder
 from byov.data.images import SPLITS, ImageSet, Outline, Split
-from byov.errors import BadInput
 
 
 @dataclass(frozen=True)
@@ -105,8 +104,8 @@ def _open_npz(spec: str, path: Path, image_size: int | None) -> Source:
 
 
 def _open_folder(spec: str, path: Path, image_size: int | None) -> Source:
-    size = image_size or folder.DEFAULT_SIZE
-    images = folder.Folder(path, size)
+    size = image_size or image_folder.DEFAULT_SIZE
+    images = image_folder.Folder(path, size)
     return Source(spec, tuple(images.roots), images.read, image_size=size, outlined=images.outline)
 
 

@@ -18,15 +18,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from byov._core.callbacks import Progress, Say, say_on_stderr
+from byov._core.errors import BadInput
+from byov._core.threads import in_order
 from byov.data.decode import AT_ONCE, Pixels, Unusable, decode, decode_some, pillow_left_to_us
-from byov.data.decoded import Say, say_on_stderr, shown
-from byov.data.fetch import Progress
-from byov.data.folder import list_folder, no_images, split_roots, storage_side
+from byov.data.image_cache import shown
+from byov.data.image_folder import list_folder, no_images, split_roots, storage_side
 from byov.data.images import ImageSet
 from byov.data.resample import resized
 from byov.data.sources import Source, open_source
-from byov.errors import BadInput
-from byov.parallel import in_order
 
 
 class Chunk(NamedTuple):

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from byov._core.errors import BadInput
+from byov._core.randomness import folds, hashed_uniforms
+from byov._core.threads import for_each
 from byov.config import View, Views
 from byov.data.colour import NEUTRAL, grey_, jitter_, solarise_
 from byov.data.resample import Boxes, blur_, resized_crop
-from byov.errors import BadInput
-from byov.parallel import for_each
-from byov.randomness import folds, hashed_uniforms
 
 TRIES = 10  # of a crop, before the fallback: torchvision's RandomResizedCrop
 NUMBERS = 2 * TRIES + 13  # uniform numbers an image
@@ -51,7 +51,7 @@ class Parameters(NamedTuple):
     """bool (B,)"""
 
     def arrays(self, count: int) -> Parameters:
-        """The same for `count` views in contiguous numpy arrays instead of tensors, for `pixels.make_views`."""
+        """The same for `count` views in contiguous numpy arrays instead of tensors, for `compiled_views.make_views`."""
         floats = self._replace(factors=self.factors.float(), sigma=self.sigma.float())  # the loops round in float32
         if {len(field) for field in (*self.boxes, *self[1:])} != {count} or self.factors.shape != (count, 4):
             raise ValueError(f"parameters of other images: {count} views want one of each, four factors and an order.")
@@ -207,6 +207,6 @@ def fill_by_tensors(out: Tensor, images: Tensor, parameters: Parameters) -> None
 @cache
 def _loops() -> ModuleType:
     """Imported at their first use: numba takes a third of a second."""
-    from byov.data import pixels
+    from byov.data import compiled_views
 
-    return pixels
+    return compiled_views

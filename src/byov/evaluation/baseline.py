@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from byov.evaluation.measures import Measures
+from byov.evaluation.named_metrics import Measures
 from byov.metrics import bootstrap
 
 NOT_COMPARED = ("settings", "untrained.", "pixels.", "baseline.", "probe_")  # what is no measure of the run

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from byov._core.callbacks import Progress
 from byov.config import View
-from byov.data.fetch import Progress
 from byov.data.resample import resized
 from byov.data.views import view
-from byov.evaluation.features import features_of
-from byov.evaluation.reference import Bank
-from byov.evaluation.run import Run
-from byov.evaluation.subject import spread
-from byov.training import checkpoints
+from byov.inference.features import features_of
+from byov.inference.inputs import spread
+from byov.inference.load import Run
+from byov.inference.reference import Bank
+from byov.runs import checkpoints
 
 QUERIES = 300  # views that are looked up: a recall of 0.3 is then known to 0.03
 REFERENCES = 1000  # images among which the original is looked for, at most: recall depends on their number

@@ -1,6 +1,7 @@
 """`byov evaluate`: all that is measured of a run on a source with labels, section by section, as flat keys in one JSON.
 
-Each section is a file of this room: probes, uncertainties (draws), levels, shifted, outside (OOD), finetune, baseline.
+Each section is a file of this package: feature_quality, per_image_uncertainty (draws), output_variance,
+shift_robustness, ood, finetune, baseline.
 What each key means stands in docs/evaluation.md.
 """
 
@@ -16,18 +17,26 @@ from typing import Any
 from torch import Tensor, nn
 
 from byov import __version__
+from byov._core.callbacks import Progress, Say, say_on_stderr
+from byov._core.errors import BadInput
+from byov._core.files import write_json
 from byov.config import absolute_source, same_source
-from byov.data.decoded import Say, say_on_stderr
-from byov.data.fetch import Progress
 from byov.data.images import ImageSet
 from byov.data.shifts import SEVERITIES
-from byov.errors import BadInput
-from byov.evaluation.alignment import DRAWS, align
+from byov.evaluation.agreement import DRAWS, align
 from byov.evaluation.baseline import differences, intervals, without_draws
+from byov.evaluation.feature_quality import (
+    HELD_OUT,
+    KNN_K,
+    KNN_TEMPERATURE,
+    label_lists,
+    probe_measures,
+    semi_measures,
+    uncertainty_section,
+)
 from byov.evaluation.finetune import finetune_measures, finetuning
-from byov.evaluation.kept import Kept, Section, digest, read_section, write_section
-from byov.evaluation.levels import level_measures
-from byov.evaluation.measures import (
+from byov.evaluation.labelled import Labelled, Subject, load_labelled
+from byov.evaluation.named_metrics import (
     Measures,
     below,
     bins_of,
@@ -37,26 +46,17 @@ from byov.evaluation.measures import (
     selective_measures,
     strict,
 )
-from byov.evaluation.outside import OOD_IMAGES, check_sources, of_source, outside_images, outside_measures, plain_name
+from byov.evaluation.ood import OOD_IMAGES, check_sources, of_source, outside_images, outside_measures, plain_name
+from byov.evaluation.output_variance import level_measures
+from byov.evaluation.partial_results import Kept, Section, digest, read_section, write_section
+from byov.evaluation.per_image_uncertainty import pass_draws
 from byov.evaluation.predictive import ClassPredictions
-from byov.evaluation.probes import (
-    HELD_OUT,
-    KNN_K,
-    KNN_TEMPERATURE,
-    label_lists,
-    probe_measures,
-    semi_measures,
-    uncertainty_section,
-)
-from byov.evaluation.reference import Bank
-from byov.evaluation.run import Run, load
-from byov.evaluation.score import is_deterministic
-from byov.evaluation.shifted import shift_measures, shift_names, shift_settings
-from byov.evaluation.subject import Labelled, Subject, load_labelled
-from byov.evaluation.uncertainties import pass_draws
-from byov.files import write_json
+from byov.evaluation.shift_robustness import shift_measures, shift_names, shift_settings
+from byov.inference.load import Run, load
+from byov.inference.reference import Bank
 from byov.metrics import retrieval_hits
 from byov.metrics.paired import image_rows
+from byov.scoring.scorer import is_deterministic
 
 PIXELS = 32  # side of the raw pixels that are probed at most: 12,288 numbers an image at 64 would take minutes to fit
 

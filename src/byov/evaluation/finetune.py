@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from byov._core.callbacks import Say
 from byov.config import Config, Monitor, Optim, Posterior, View
-from byov.data.decoded import Say
-from byov.evaluation.features import features_of
-from byov.evaluation.measures import Measures, below, class_measures
-from byov.evaluation.subject import Subject
-from byov.training import checkpoints
+from byov.evaluation.labelled import Subject
+from byov.evaluation.named_metrics import Measures, below, class_measures
+from byov.inference.features import features_of
+from byov.runs import checkpoints
 from byov.training.learners import build_learner
 from byov.training.loop import Trainer
 from byov.training.masks import hold_pruned

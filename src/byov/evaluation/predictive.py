@@ -22,19 +22,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from byov.data.fetch import Progress
+from byov._core.callbacks import Progress
+from byov._core.errors import BadInput
+from byov._core.files import write_atomically
 from byov.data.resample import resized
-from byov.errors import BadInput
-from byov.evaluation.features import BATCH, features_of, outputs_of
-from byov.evaluation.kept import digest
+from byov.evaluation.partial_results import digest
 from byov.evaluation.probe import Probe
-from byov.evaluation.reference import Bank, Moments, aligned, at_draw, moments_of
-from byov.files import write_atomically
-from byov.metrics.over_draws import OverDraws
-from byov.metrics.predictive import Predictive
+from byov.inference.features import BATCH, features_of, outputs_of
+from byov.inference.reference import Bank, Moments, aligned, at_draw, moments_of
+from byov.metrics.predictive_uncertainty import Predictive
+from byov.metrics.running_moments import OverDraws
 from byov.posterior import Posterior
+from byov.training.distributed.processes import Processes
 from byov.training.networks import Bare, Classifier, Student
-from byov.training.processes import Processes
 
 LEVELS = {Student: ("encoder", "projector", "predictor"), Classifier: ("encoder", "classifier"), Bare: ("encoder",)}
 SAVE_SECONDS = 30.0  # between two saved states of work that can be resumed

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from torch import Tensor
 
-from byov.errors import BadInput
-from byov.randomness import permutation
+from byov._core.errors import BadInput
+from byov._core.randomness import permutation
 
 GRID = tuple(10.0 ** (-half / 2) for half in range(13))  # 1 to 1e-6, two a decade, strongest first
 FALLBACK_L2 = 1e-2  # where there are too few images to hold any out

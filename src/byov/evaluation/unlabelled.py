@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from byov import __version__
+from byov._core.callbacks import Progress, Say, say_on_stderr
+from byov._core.errors import BadInput
+from byov._core.files import write_json
 from byov.config import absolute_source, same_source
-from byov.data.decoded import Say, say_on_stderr
-from byov.data.fetch import Progress
 from byov.data.sources import KINDS, open_source
-from byov.errors import BadInput
 from byov.evaluation.encoder_check import (
     LEAST,
     PIXELS,
@@ -20,12 +20,11 @@ from byov.evaluation.encoder_check import (
     is_pretrained,
 )
 from byov.evaluation.evaluate import keep_previous, results_path
-from byov.evaluation.features import features_of
-from byov.evaluation.measures import Measures, strict
-from byov.evaluation.reference import Bank
-from byov.evaluation.run import Run
-from byov.evaluation.subject import in_channels, spread
-from byov.files import write_json
+from byov.evaluation.named_metrics import Measures, strict
+from byov.inference.features import features_of
+from byov.inference.inputs import in_channels, spread
+from byov.inference.load import Run
+from byov.inference.reference import Bank
 from byov.training.monitors import effective_rank, feature_std
 
 IMAGES = 2000  # at most, for the spread of the features: an SVD of more takes long

@@ -5,7 +5,6 @@ errors, say) is NaN where there is only one.
 """
 
 from byov.metrics.accuracy import top_k_accuracy
-from byov.metrics.baselines import energy, entropy, knn_distance, mahalanobis, max_softmax
 from byov.metrics.calibration import (
     Bin,
     BrierDecomposition,
@@ -18,13 +17,13 @@ from byov.metrics.calibration import (
     reliability_bins,
 )
 from byov.metrics.correlation import Estimate, bootstrap, partial_pearson, partial_spearman, pearson, spearman
+from byov.metrics.deterministic_uncertainty import energy, entropy, knn_distance, mahalanobis, max_softmax
 from byov.metrics.gaussian import GaussianFit, gaussian_fit
 from byov.metrics.knn import knn_accuracy
-from byov.metrics.ood import Ood, ood_detection
-from byov.metrics.predictive import Predictive
+from byov.metrics.ood_detection import Ood, ood_detection
+from byov.metrics.predictive_uncertainty import Predictive
 from byov.metrics.ranking import auroc, average_precision, fpr_at_tpr
 from byov.metrics.retrieval import r_auroc, recall_at_1, retrieval_hits
-from byov.metrics.scaling import fit_temperature
 from byov.metrics.selective import (
     RiskCoverage,
     Selective,
@@ -34,6 +33,7 @@ from byov.metrics.selective import (
     risk_coverage,
     selective_prediction,
 )
+from byov.metrics.temperature_scaling import fit_temperature
 
 __all__ = [
     "Bin",

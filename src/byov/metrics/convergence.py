@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from byov.randomness import generator
+from byov._core.randomness import generator
 
 
 class OfDraws(NamedTuple):

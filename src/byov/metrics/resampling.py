@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from byov.randomness import generator
+from byov._core.randomness import generator
 
 BLOCK = 1 << 20  # counts at a time: 8 MiB
 

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from byov._core.callbacks import Progress
+from byov._core.files import write_text
 from byov.data.decode import Pixels
-from byov.data.fetch import Progress
 from byov.data.stream import Stream
-from byov.evaluation.duplicates import THRESHOLD, Group, near_duplicates
-from byov.evaluation.scoring import Scored
-from byov.files import write_text
 from byov.report.templates import fill
+from byov.scoring.near_duplicates import THRESHOLD, Group, near_duplicates
+from byov.scoring.table import Scored
 
 EACH = 60  # images from either end of the ranking, and as many from between them
 GROUPS, MEMBERS = 24, 6  # of near-duplicates, at most

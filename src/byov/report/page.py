@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from byov.errors import BadInput
-from byov.files import write_text
-from byov.report import figures
-from byov.report.parts import Section
-from byov.report.run import Run, load_runs
+from byov._core.errors import BadInput
+from byov._core.files import write_text
+from byov.report.elements import Section
+from byov.report.plots import svg_charts
+from byov.report.run_data import Run, load_runs
 from byov.report.sections.examples import example_section
-from byov.report.sections.posterior import posterior_section
 from byov.report.sections.pruned import pruning_section
 from byov.report.sections.reliability import reliability_section
 from byov.report.sections.settings import different_settings, results_table, settings_table
-from byov.report.sections.shifted import shift_section
+from byov.report.sections.shift_heatmaps import shift_section
+from byov.report.sections.sigma_snr import posterior_section
 from byov.report.sections.summary import COLUMNS, summary_rows
-from byov.report.sections.training import monitor_section, training_section
+from byov.report.sections.training_curves import monitor_section, training_section
 from byov.report.sections.uncertainty import outside_section, selective_section
 from byov.report.templates import fill
 
@@ -71,5 +71,5 @@ def render(runs: Sequence[Run]) -> str:
 
 def _look(run: Run, i: int) -> dict[str, str | int]:
     """Name, colour and dash of a run, the same wherever it is drawn."""
-    dash = figures.CSS_DASHES[i % len(figures.CSS_DASHES)]
-    return {"name": run.name, "slot": i % figures.SERIES, "dash": dash}
+    dash = svg_charts.CSS_DASHES[i % len(svg_charts.CSS_DASHES)]
+    return {"name": run.name, "slot": i % svg_charts.SERIES, "dash": dash}

@@ -11,19 +11,15 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from byov import priors
+from byov._core.errors import BadInput
+from byov._core.randomness import INIT, SIGNS, VIEWS, fold, generator
 from byov.backbones import build_encoder
 from byov.config import SUPERVISED, Config
 from byov.data.views import two_views, view
-from byov.errors import BadInput
 from byov.objectives import byol, negatives, supervised
-from byov.posterior import Posterior, Prior
-from byov.randomness import fold, generator
+from byov.posterior import Posterior, Prior, priors
 from byov.training.networks import ENCODER, Bare, Classifier, Student, encoder_of
 from byov.training.teacher import Teacher
-
-# The first part of every key says what the numbers are for, so that no two uses share them.
-INIT, ORDER, VIEWS, NOISE, DROPOUT, SIGNS = range(6)
 
 
 class Batch(NamedTuple):
@@ -129,7 +125,7 @@ class Supervised:
 
 
 class PostHoc:
-    """An encoder that stays as it came; its posterior's width is found by forward passes (evaluation/posthoc.py)."""
+    """An encoder that stays as it came; its posterior's width is found by forward passes (scoring/posthoc.py)."""
 
     teacher = None
     prior = None

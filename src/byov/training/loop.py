@@ -18,17 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from byov._core.errors import BadInput, TrainingFailed
+from byov._core.files import write_json
+from byov._core.randomness import ORDER, permutation
 from byov.config import Config, differences, merge, to_dict
 from byov.data.images import ImageSet
 from byov.data.resample import resized
-from byov.errors import BadInput, TrainingFailed
-from byov.files import write_json
 from byov.metrics.knn import knn_accuracy
-from byov.randomness import permutation
-from byov.training import checkpoints
-from byov.training.division import divide
-from byov.training.journal import Journal
-from byov.training.learners import ORDER, AnyLearner, Batch
+from byov.runs import checkpoints
+from byov.runs.split import divide
+from byov.runs.training_log import Journal
+from byov.training.distributed.processes import Processes
+from byov.training.learners import AnyLearner, Batch
 from byov.training.masks import hold_pruned
 from byov.training.monitors import (
     FirstBadOutput,
@@ -39,9 +40,9 @@ from byov.training.monitors import (
     layer_statistics,
     peak_memory_mib,
 )
-from byov.training.optimizers import build_optimizer
-from byov.training.processes import Processes
-from byov.training.sharding import ShardedAdamW
+from byov.training.optimizers import optimizer_state
+from byov.training.optimizers.build import build_optimizer
+from byov.training.optimizers.sharded_adamw import ShardedAdamW
 from byov.training.step import StepReport, noise_key, training_step
 from byov.training.view_cache import ViewCache, remove_cache
 
@@ -274,7 +275,7 @@ class Trainer:
         if self.config.posterior.prior == "pretrained" and learner.prior is not None:
             state["prior.mean"] = learner.prior.mean  # type: ignore[attr-defined]
         state |= {f"mask.{k}": v for k, v in learner.masks.items()}
-        return state | {f"optimizer.{k}": v for k, v in checkpoints.optimizer_tensors(self.optimizer).items()}
+        return state | {f"optimizer.{k}": v for k, v in optimizer_state.optimizer_tensors(self.optimizer).items()}
 
     def save(self) -> None:
         """Writes checkpoints/last.safetensors."""
@@ -307,7 +308,7 @@ class Trainer:
         if "prior.mean" in tensors:
             self.learner.prior.mean.copy_(tensors["prior.mean"])  # type: ignore[union-attr]
         hold_pruned(self.learner, checkpoints.part(tensors, "mask."))
-        checkpoints.load_optimizer_tensors(self.optimizer, checkpoints.part(tensors, "optimizer."))
+        optimizer_state.load_optimizer_tensors(self.optimizer, checkpoints.part(tensors, "optimizer."))
         self.step, self.seconds = state["step"], state["seconds"]
 
     def finish(self, seconds: float) -> dict[str, Any]:

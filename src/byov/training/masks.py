@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from byov.priors import Gaussian
+from byov.posterior.priors import Gaussian
 from byov.training.learners import Learner
 
 PRUNED = -2000.0  # exp(-1000) is 0; a log-variance of -inf would make NaNs of its gradients

@@ -9,11 +9,11 @@ from typing import TypeVar
 
 import torch
 
+from byov._core.errors import BadInput
 from byov.backbones import backbone_of_weights, complete_model
 from byov.config import BAYESIAN, SUPERVISED, Config, Method, Optim, View
-from byov.errors import BadInput
+from byov.runs.split import set_aside
 from byov.schedules import log_variance_rate
-from byov.training.division import set_aside
 
 T = TypeVar("T")
 

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 
 from byov import schedules
+from byov._core.randomness import DROPOUT, NOISE, fold
 from byov.config import Config
-from byov.priors import add_kl
-from byov.randomness import fold
-from byov.training.learners import DROPOUT, NOISE, Batch, Learner, Loss
-from byov.training.optimizers import clip_gradients, decay_means, encoder_slowed, set_learning_rates
-from byov.training.processes import Processes
-from byov.training.scale import optimized_scale
+from byov.posterior.priors import add_kl
+from byov.training.distributed.processes import Processes
+from byov.training.learners import Batch, Learner, Loss
+from byov.training.optimizers.build import clip_gradients, decay_means, encoder_slowed, set_learning_rates
+from byov.training.optimizers.parametrization import optimized_scale
 
 
 class StepReport(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from byov.posterior import Posterior
-from byov.segments import Flattened, Where
+from byov.posterior.segments import Flattened, Where
 from byov.training.networks import Student
 
 

@@ -23,16 +23,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from byov._core.callbacks import Progress
+from byov._core.errors import BadInput
+from byov._core.files import write_atomically, write_json
+from byov._core.randomness import VIEWS, fold
+from byov._core.threads import in_order
 from byov.backbones import Encoder
-from byov.backbones.inference import inference_copy
+from byov.backbones.folded_copy import inference_copy
 from byov.config import Config, to_dict
-from byov.data.fetch import Progress
 from byov.data.views import view
-from byov.errors import BadInput
-from byov.files import write_atomically, write_json
-from byov.parallel import in_order
-from byov.randomness import fold
-from byov.training.learners import VIEWS
 
 FOLDER = "cache"
 FILE, ABOUT = "views.f16", "views.json"

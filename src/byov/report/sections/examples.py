@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from byov._core.errors import BadInput
 from byov.data.images import ImageSet
 from byov.data.resample import resized
 from byov.data.sources import open_source
-from byov.errors import BadInput
 from byov.evaluation.evaluate import fingerprint
+from byov.report.elements import Section, Strip, Thumbnail
 from byov.report.gallery import LOSSLESS_SIDE, data_uri
-from byov.report.parts import Section, Strip, Thumbnail
-from byov.report.run import Run
+from byov.report.run_data import Run
 
 EACH = 8  # images from either end
 

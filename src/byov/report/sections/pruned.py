@@ -7,10 +7,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from byov.report import figures
-from byov.report.figures import Line
-from byov.report.parts import Cell, Picture, Section, Table, TableRow
-from byov.report.run import Run, finite
+from byov.report.elements import Cell, Picture, Section, Table, TableRow
+from byov.report.plots import svg_charts
+from byov.report.plots.svg_charts import Line
+from byov.report.run_data import Run, finite
 
 PANELS = (  # title, keys of a point of the curve (all but the first are drawn thin), how to read it
     ("Top-1 when pruned", ("top1", "refitted.top1"), "Strong: the probe of the unpruned encoder. Thin: fitted anew."),
@@ -39,7 +39,7 @@ def _picture(pruned: dict[int, Run], title: str, keys: tuple[str, ...], note: st
             lines += [_line(run.pruning["curve"], key, i, thin=key != keys[0])]
             lines += [_line([row], key, i, thin=key != keys[0]) for row in run.pruning.get("rounds", [])]
     lines = [line for line in lines if line.x]
-    return Picture(title, note, Markup(figures.curves(lines, title, "sparsity"))) if lines else None
+    return Picture(title, note, Markup(svg_charts.curves(lines, title, "sparsity"))) if lines else None
 
 
 def _line(rows: Sequence[dict[str, Any]], key: str, slot: int, thin: bool) -> Line:

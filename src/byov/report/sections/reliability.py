@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from byov.report import figures
-from byov.report.parts import Picture, Section
-from byov.report.run import Run, finite
+from byov.report.elements import Picture, Section
+from byov.report.plots import svg_charts
+from byov.report.run_data import Run, finite
 
 
 def reliability_section(runs: Sequence[Run]) -> Section:
@@ -19,7 +19,7 @@ def reliability_section(runs: Sequence[Run]) -> Section:
             if bins := run.bins(prefix):
                 error = run.results.get(f"{prefix}ece")
                 title = f"{run.name}{what}" + (f", ECE {error:.3f}" if finite(error) else "")
-                svg = figures.reliability(bins, i, f"reliability-{prefix}{i}")
+                svg = svg_charts.reliability(bins, i, f"reliability-{prefix}{i}")
                 pictures.append(Picture(title, note, Markup(svg)))
     return Section(
         "Reliability",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from byov.config import Config, flatten, to_dict
-from byov.report.run import Run
+from byov.report.run_data import Run
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from byov.report.parts import Cell, Column, TableRow
-from byov.report.run import Run, finite
+from byov.report.elements import Cell, Column, TableRow
+from byov.report.run_data import Run, finite
 
 # Rows that are no run: the prefix of their keys in evaluation.json, and their name
 REFERENCES = (("untrained.", "untrained encoder"), ("pixels.", "raw pixels"))

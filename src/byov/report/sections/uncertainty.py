@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from byov.metrics.selective import risk_coverage
-from byov.report import figures
-from byov.report.figures import Line
-from byov.report.parts import Cell, Column, Picture, Section, Table, rows_of
-from byov.report.run import Run
+from byov.report.elements import Cell, Column, Picture, Section, Table, rows_of
+from byov.report.plots import svg_charts
+from byov.report.plots.svg_charts import Line
+from byov.report.run_data import Run
 
 SELECTIVE = (
     Column("error_auroc", "finds errors (AUROC)", 3, 1),
@@ -64,7 +64,7 @@ def _risk_picture(runs: Sequence[Run]) -> Picture | None:
                 x, y = curve.coverage[picked].tolist(), curve.risk[picked].tolist()
                 lines.append(Line(x, y, i, thin=name != "score.max_softmax"))
     note = "Part of wrong answers among the surest. Strong: by the probe's top probability. Thin: the label-free score."
-    svg = figures.curves(lines, "risk", "part of the images answered") if lines else ""
+    svg = svg_charts.curves(lines, "risk", "part of the images answered") if lines else ""
     return Picture("Risk and coverage", note, Markup(svg)) if lines else None
 
 

@@ -1,0 +1,1 @@
+"""Loops over weights that numba compiles, and how tensors get there."""

@@ -1,0 +1,1 @@
+"""Foundations: errors, files, keyed random numbers, callbacks, threads."""

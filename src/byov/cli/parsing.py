@@ -1,0 +1,108 @@
+"""From arguments to a typed config, by tyro; what cannot be used is told in one sentence instead of a box."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import types
+import typing
+from typing import Any, Literal, TypeVar
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from byov._core.errors import BadInput
+from byov.config import near_keys
+
+T = TypeVar("T")
+VALUES = ConstructorRegistry()
+_NAMES: dict[Any, tuple[str, str]] = {  # of a type: in the help, and in a complaint
+    int: ("INT", "a whole number"),
+    float: ("FLOAT", "a number"),
+    str: ("STR", "a text"),
+}
+
+
+def parse(kind: type[T], command: str, arguments: list[str], default: T | None = None) -> T:
+    """The options of a command: an instance of the dataclass `kind`. --help prints and exits."""
+    given: dict[str, Any] = {} if default is None else {"default": default}
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            options, unknown = tyro.cli(
+                kind, prog=f"byov {command}", args=arguments, return_unknown_args=True, registry=VALUES, **given
+            )
+    except SystemExit as stop:
+        if stop.code:
+            raise BadInput(_sentence(said.getvalue(), command)) from None
+        raise
+    if unknown:
+        raise BadInput(_unknown(kind, command, unknown))
+    return typing.cast(T, options)
+
+
+@VALUES.primitive_rule
+def _value(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """Numbers, and `X | None` shown as X: "{None}|INT" is noise in the help. A wrong value is told in words."""
+    options = typing.get_args(info.type) if info.type_origin in (typing.Union, types.UnionType) else (info.type,)
+    optional = type(None) in options
+    kind = next((option for option in options if option is not type(None)), None)
+    choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
+    if len(options) - optional != 1 or not (kind in (int, float) or (optional and (kind is str or choices))):
+        return None  # tyro's own rule serves
+    metavar, name = (f"{{{','.join(choices)}}}", f"one of {', '.join(choices)}") if choices else _NAMES[kind]
+
+    def read(texts: list[str]) -> Any:
+        text = texts[0]
+        if optional and text == "None":
+            return None
+        if choices and text in choices:
+            return text
+        with contextlib.suppress(ValueError):
+            if not choices:
+                return kind(text)  # type: ignore[misc]
+        raise ValueError(f"{text!r} is not {name}")
+
+    def fits(value: Any) -> bool:
+        if value is None or choices:
+            return (optional and value is None) or value in choices
+        return isinstance(value, (int, float) if kind is float else kind)  # type: ignore[arg-type]
+
+    return PrimitiveConstructorSpec(1, metavar, read, fits, lambda value: [str(value)])
+
+
+def _sentence(box: str, command: str) -> str:
+    """The first part of tyro's box, without the box."""
+    lines = [line.strip("│ ") for line in box.splitlines() if line.startswith("│")] or box.splitlines()
+    end = next((i for i, line in enumerate(lines) if line.startswith("──")), len(lines))
+    if lines[:1] and lines[0].startswith("Missing from"):  # the argument on a line of its own, then its help
+        lines[:2] = [f"missing {lines[1]}:"]
+        end -= 1
+    text = " ".join(line for line in lines[:end] if line).removesuffix(" (required)")
+    text = text.removeprefix("Error parsing ").replace(". Expected", "; expected").replace(" 1 values", " one value")
+    return f"{text[:1].lower()}{text[1:].rstrip('.')} (`byov {command} --help` tells more)."
+
+
+def _unknown(kind: type, command: str, unknown: list[str]) -> str:
+    """A sentence on arguments that the command does not know, with near ones."""
+    flags = [argument.split("=")[0] for argument in unknown if argument.startswith("-")]
+    if not flags:
+        return f"byov {command} has no use for {unknown[0]!r}: leave it out, or see `byov {command} --help`."
+    near = near_keys(flags[0].lstrip("-").replace("-", "_"), _flags(kind))
+    names = " or ".join(f"--{name.replace('_', '-')}" for name in near)
+    hint = f"did you mean {names}?" if near else f"`byov {command} --help` lists them."
+    return f"there is no option {flags[0]}; {hint}"
+
+
+def _flags(kind: type, prefix: str = "") -> list[str]:
+    """All flags of a dataclass, dotted; a section whose argument has no name (`name=""`) adds none."""
+    found: list[str] = []
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        section = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+        if not dataclasses.is_dataclass(section):
+            found.append(prefix + name)
+        else:
+            unnamed = any(getattr(extra, "name", None) == "" for extra in getattr(hint, "__metadata__", ()))
+            found += _flags(section, prefix if unnamed else f"{prefix}{name}.")  # type: ignore[arg-type]
+    return found

@@ -1,0 +1,309 @@
+"""Does the self-supervised posterior doubt the same images as a supervised one? (the paper's Figure 1b)
+
+The predictive std of an image under BYOV (its draws aligned, through the probe) is set against that under supervised
+Bayes by Backprop (the whole classifier at its own draws). Two models that are merely both unsure of hard images
+agree too; what is left of the agreement when both models' confidence is taken out is the partial correlation. How far
+two seeds of the supervised model agree is the most that can be asked for: the ceiling.
+
+    results = align(byov.load("runs/byov"), byov.load("runs/bbb"), byov.load("runs/bbb-seed-1"))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from scipy.stats import gaussian_kde
+from torch import Tensor, nn
+
+from byov._core.callbacks import Progress, Say, say_on_stderr
+from byov._core.errors import BadInput
+from byov._core.files import write_json
+from byov.config import absolute_source, same_source
+from byov.evaluation.labelled import Labelled, load_labelled
+from byov.evaluation.named_metrics import strict
+from byov.evaluation.ood import of_source
+from byov.evaluation.predictive import Advance, ClassPredictions, Pass, over_draws, predict_classes, work_key
+from byov.evaluation.probe import fit_probe
+from byov.inference.features import features_of
+from byov.inference.inputs import at_side, in_channels, spread
+from byov.inference.load import Run
+from byov.inference.reference import Bank, at_draw
+from byov.metrics import (
+    Estimate,
+    GaussianFit,
+    Predictive,
+    bootstrap,
+    gaussian_fit,
+    partial_pearson,
+    partial_spearman,
+    pearson,
+    spearman,
+)
+from byov.posterior import Posterior
+
+DRAWS = 50  # the paper took 1,000, and saw the std over draws converge by 50
+RESAMPLES = 1000  # of the bootstrap: an end of an interval is then known to 4% of its distance from the value
+GRID = 48  # points a side at which the density is evaluated
+
+
+# ------------------------------------------------------------------------------------------------- two scores of images
+
+
+class Alignment(NamedTuple):
+    """How two models' predictive std of the same images go together."""
+
+    pearson: Estimate
+    spearman: Estimate
+    partial_pearson: Estimate
+    """What is left of it given the confidence of both."""
+    partial_spearman: Estimate
+    gaussian: GaussianFit
+    """The joint Gaussian, with the effect sizes of its misfit: `ks_distance`, `skewness`."""
+
+
+class Density(NamedTuple):
+    """A kernel density estimate on a grid."""
+
+    x: Tensor
+    """(points,)."""
+    y: Tensor
+    """(points,)."""
+    values: Tensor
+    """(points, points): at [i, j] the density at (x[j], y[i])."""
+
+
+def alignment(
+    predictive_std_a: Tensor,
+    predictive_std_b: Tensor,
+    confidence_a: Tensor,
+    confidence_b: Tensor,
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Alignment:
+    """Correlations with 95% intervals over images, and the Gaussian fit, of two models' scores (images,)."""
+    plain = (predictive_std_a, predictive_std_b)
+    estimate = partial(bootstrap, resamples=resamples, seed=seed)
+    return Alignment(
+        pearson=estimate(pearson, *plain),
+        spearman=estimate(spearman, *plain),
+        partial_pearson=estimate(partial(given_both, partial_pearson), *plain, confidence_a, confidence_b),
+        partial_spearman=estimate(partial(given_both, partial_spearman), *plain, confidence_a, confidence_b),
+        gaussian=gaussian_fit(*plain),
+    )
+
+
+def given_both(
+    statistic: Any, x: Tensor, y: Tensor, first: Tensor, second: Tensor, weights: Tensor | None = None
+) -> Tensor:
+    """A partial correlation (`statistic`: of two given one) given two: Yule's recursion, from those given the first.
+
+    A second that follows from the first explains nothing more.
+    """
+    xy, xs, ys = (statistic(a, b, first, weights) for a, b in ((x, y), (x, second), (y, second)))
+    xs, ys = xs.nan_to_num(0), ys.nan_to_num(0)
+    left: Tensor = (xy - xs * ys) / ((1 - xs.square()) * (1 - ys.square())).sqrt()
+    return left.clamp(-1, 1)
+
+
+def density(x: Tensor, y: Tensor, points: int = GRID) -> Density:
+    """A Gaussian kernel density estimate (Scott's bandwidth) of two variables, from the least to the largest value."""
+    across, up = (torch.linspace(float(v.min()), float(v.max()), points, dtype=torch.float64) for v in (x, y))
+    rows, columns = torch.meshgrid(up, across, indexing="ij")
+    found = gaussian_kde(torch.stack([x, y]).double().numpy())(torch.stack([columns.flatten(), rows.flatten()]).numpy())
+    return Density(across, up, torch.from_numpy(found).view(points, points))
+
+
+# ---------------------------------------------------------------------------------------------------- two or three runs
+
+
+def align(
+    run: Run,
+    supervised: Run,
+    ceiling: Run | None = None,
+    data: str | None = None,
+    draws: int = DRAWS,
+    *,
+    most: int | None = None,
+    predictions: ClassPredictions | None = None,
+    resamples: int = RESAMPLES,
+    progress: Progress = lambda what, done, total: None,
+    say: Say = say_on_stderr,
+) -> dict[str, Any]:
+    """Aligns a run with a supervised-bbb run, on the test images of `data`; writes `RUN/results/alignment.json`
+    (of another source than the run's own `alignment-SOURCE.json`).
+
+    Args:
+        run: whose posterior is asked about; it is seen through a probe on the training images of `data`.
+        supervised: a supervised-bbb run that was trained on `data`.
+        ceiling: another of another seed. `ceiling.` is the two supervised runs' agreement, `second.` the run's with it.
+        data: a source with labels; unset: the run's own.
+        draws: of every run. A std of K draws is known to 1 / sqrt(2 (K - 1)) of itself: few of them hide agreement.
+        most: test images, spread evenly over all; unset: all of them.
+        predictions: what `predict_classes` gave for the run and these test images, where it is there already.
+        resamples: of the bootstrap.
+    """
+    data = absolute_source(data or run.config.data)
+    check(run, supervised, ceiling, data, draws)
+    labelled = load_labelled(run, data, progress, say)
+    if most is not None:
+        labelled = replace(labelled, test=labelled.test.subset(spread(len(labelled.test), most)))
+    predictions = predictions or _predictions(run, labelled, draws, progress)
+    images = labelled.test.images
+    if len(predictions.aligned.mean) != len(images):
+        raise ValueError(f"the predictions are of {len(predictions.aligned.mean)} images, {data} has {len(images)}.")
+    models = {"run": predictions.aligned, "supervised": predict_supervised(supervised, images, draws, progress)}
+    if ceiling is not None:
+        models["second"] = predict_supervised(ceiling, images, draws, progress)
+    results = _compare_all(predictions, models, resamples)
+    for name, model in models.items():
+        results[f"{name}.top1"] = float((model.mean.argmax(1) == labelled.test_labels).double().mean())
+        results[f"{name}.mean_predictive_std"] = float(model.predictive_std.mean())
+    runs = {"run": run, "supervised": supervised, "second": ceiling}
+    results["settings"] = {
+        "runs": {
+            name: {"folder": str(one.folder), "seed": one.config.seed, "step": one.step}
+            for name, one in runs.items()
+            if one is not None
+        },
+        "data": data,
+        "images": len(images),
+        "draws": {name: model.draws for name, model in models.items()},
+        "predictive_std": "over draws, of the probability of the class that the mean over draws predicts",
+        "partial": "given the confidence of both models, the highest mean probability over draws",
+        "intervals": f"95%, percentile bootstrap over images, {resamples} resamples",
+    }
+    results = dict(strict(results))
+    write_json(alignment_path(run, data), results)
+    return results
+
+
+def alignment_path(run: Run, data: str) -> Path:
+    return run.folder / "results" / f"alignment{of_source(run, data)}.json"
+
+
+def predict_supervised(
+    run: Run, images: Tensor, draws: int, progress: Progress = lambda what, done, total: None
+) -> Predictive:
+    """Class probabilities of a supervised-bbb run's whole classifier over its draws; memory is flat in them.
+
+    What is stopped goes on in the next call for the same run and images.
+    """
+    images, _ = in_channels(run, images)
+    run.check(images)
+    images = at_side(images, run.image_shape[-1])
+    bank = Bank(run)
+    what = f"passing {len(images):,} images through {draws} draws of {run.folder}"
+
+    def tell(_: str, done: int, total: int) -> None:
+        progress(what, done, total)
+
+    asked, work = _Classified(images, run.classes or 0), work_key(bank, "supervised", images)
+    return over_draws(bank, draws, asked, work, tell)["all"]
+
+
+@dataclass(frozen=True)
+class _Classified(Pass[Predictive]):
+    """The pass of `predict_supervised`."""
+
+    classes: int
+
+    def nothing(self) -> dict[str, Predictive]:
+        return {"all": Predictive(len(self.images), self.classes)}
+
+    def take(self, bank: Bank, k: int, found: dict[str, Predictive], advance: Advance) -> None:
+        network = bank.run.learner.posterior
+        with at_draw(network, bank.run.config.seed, k):
+            logits = features_of(_Logits(network), self.images, advance=advance)
+        found["all"].update(logits.double().softmax(1))
+
+
+class _Logits(nn.Module):
+    """A classifier's second output alone."""
+
+    def __init__(self, network: Posterior) -> None:
+        super().__init__()
+        self.network = network
+        self.training = network.training  # which `features_of` leaves as it was
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.network(images)[1]
+        return logits
+
+
+def _predictions(run: Run, data: Labelled, draws: int, progress: Progress) -> ClassPredictions:
+    probe = fit_probe(run.features(data.train.images), data.train_labels, classes=data.classes)
+    return predict_classes(Bank(run), probe, data.test.images, draws, resumable=True, progress=progress)
+
+
+def check(run: Run, supervised: Run, ceiling: Run | None, data: str, draws: int) -> None:
+    """Bad input if these runs cannot be aligned: known before anything is computed."""
+    if draws < 2:
+        raise BadInput(f"a standard deviation over draws needs at least 2 of them, not {draws}: give more --draws.")
+    others = [supervised] if ceiling is None else [supervised, ceiling]
+    for other in others:
+        if other.config.method != "supervised-bbb":
+            raise BadInput(
+                f"{other.folder} is a {other.config.method} run: align with one that was trained with --method "
+                "supervised-bbb."
+            )
+        if not same_source(other.config.data, data):
+            raise BadInput(
+                f"{other.folder} was trained on {other.config.data}, not on {data}: align with a run that was, or give "
+                f"--data {other.config.data}."
+            )
+    for one in (run, *others):
+        if one.learner.posterior.means.numel() == 0 or one.encoder.means.numel() == 0:
+            raise BadInput(f"{one.folder} has nothing random in its encoder, so no draws: align a run that has.")
+    if ceiling is not None and ceiling.config.seed == supervised.config.seed:
+        raise BadInput(
+            f"{supervised.folder} and {ceiling.folder} have the same seed, {ceiling.config.seed}: the ceiling is how "
+            "far two seeds agree, so train one of them again with another --seed."
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------- the record
+
+
+def _compare_all(predictions: ClassPredictions, models: dict[str, Predictive], resamples: int) -> dict[str, Any]:
+    """All pairs of models as flat keys, and what a scatter plot shows."""
+    prefixes = {("run", "supervised"): "", ("run", "second"): "second.", ("supervised", "second"): "ceiling."}
+    results: dict[str, Any] = {}
+    for a, b in combinations(models, 2):
+        results |= _compared(prefixes[a, b], models[a], models[b], resamples, picture=True)
+    results |= _compared("unaligned.", predictions.unaligned, models["supervised"], resamples)
+    results["scatter"] = {
+        name: {"predictive_std": _short(model.predictive_std), "confidence": _short(model.mean.amax(1))}
+        for name, model in models.items()
+    }
+    return results
+
+
+def _compared(prefix: str, a: Predictive, b: Predictive, resamples: int, picture: bool = False) -> dict[str, Any]:
+    """One pair's measures under a prefix; with `picture`, what a figure needs besides the scatter."""
+    x, y = a.predictive_std, b.predictive_std
+    try:
+        found = alignment(x, y, a.mean.amax(1), b.mean.amax(1), resamples=resamples)
+    except ValueError as error:  # of the Gaussian fit: one of the two does not vary
+        raise BadInput(f"the predictive std cannot be aligned: {error} Train with a larger sigma.") from error
+    results: dict[str, Any] = {}
+    for name, estimate in found._asdict().items():
+        if isinstance(estimate, Estimate):
+            results |= {f"{prefix}{name}": estimate.value, f"{prefix}{name}_interval": [estimate.low, estimate.high]}
+    fit = found.gaussian
+    results |= {f"{prefix}ks_distance": fit.ks_distance, f"{prefix}skewness": fit.skewness}
+    if picture:
+        results[f"{prefix}gaussian"] = {"mean": fit.mean.tolist(), "covariance": fit.covariance.tolist()}
+        of = density(x, y)
+        results[f"{prefix}density"] = {"x": _short(of.x), "y": _short(of.y), "values": [_short(r) for r in of.values]}
+    return results
+
+
+def _short(values: Tensor) -> list[float]:
+    """Six digits: what a picture can show."""
+    return [float(f"{value:.6g}") for value in values.tolist()]

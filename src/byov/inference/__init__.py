@@ -1,0 +1,1 @@
+"""A trained run in use: load it, compute features, compare with its reference images."""

@@ -1,0 +1,37 @@
+"""Images as a run's encoder takes them: channels, side, and a subset of many."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from byov.data.colour import luma
+from byov.data.resample import resized
+from byov.inference.load import Run
+
+BLOCK = 4096  # images converted or resized at a time
+
+
+def in_channels(run: Run, images: Tensor) -> tuple[Tensor, str | None]:
+    """Images with as many channels as the run takes, and what was done to them: grey is repeated, RGB made grey."""
+    wanted, given = run.image_shape[0], images.shape[1]
+    if (given, wanted) == (1, 3):
+        return images.expand(-1, 3, -1, -1).contiguous(), "grey made RGB by repeating it"
+    if (given, wanted) == (3, 1):
+        parts = [luma(part.float()) for part in torch.split(images, BLOCK)]
+        whole = not images.is_floating_point()
+        return torch.cat([part.round_().to(images.dtype) if whole else part for part in parts]), "RGB made grey"
+    return images, None
+
+
+def at_side(images: Tensor, side: int) -> Tensor:
+    """uint8 images at the side that the network sees, in bounded memory."""
+    if images.shape[2:] == (side, side):
+        return images
+    return torch.cat([resized(part, side) for part in torch.split(images, BLOCK)])
+
+
+def spread(total: int, most: int) -> Tensor:
+    """Indices of at most so many images, evenly over all: of a set that is sorted by class, all classes."""
+    count = min(total, most)
+    return torch.arange(count) * total // count

@@ -1,0 +1,7 @@
+"""A Gaussian posterior over the parameters of any `nn.Module`, and its priors. Knows nothing of images."""
+
+from byov.posterior import priors
+from byov.posterior.posterior import Posterior, Prediction, Prior
+from byov.posterior.segments import Segment, Segments
+
+__all__ = ["Posterior", "Prediction", "Prior", "Segment", "Segments", "priors"]

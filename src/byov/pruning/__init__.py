@@ -1,0 +1,1 @@
+"""Pruning of weights and of whole units."""

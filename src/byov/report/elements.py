@@ -1,0 +1,108 @@
+"""What a page is made of: sections with pictures, tables and strips of images, ready for the template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from markupsafe import Markup
+
+from byov.report.run_data import finite
+
+
+@dataclass(frozen=True)
+class Cell:
+    text: str
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class TableRow:
+    name: str
+    cells: list[Cell]
+    slot: int | None = None
+    """Whose it is, the runs counted from 0: fixes the colour; None for what is no run."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows with a name each below the columns' titles."""
+
+    title: str
+    note: str
+    columns: list[str]
+    rows: list[TableRow]
+
+
+@dataclass(frozen=True)
+class Picture:
+    title: str
+    note: str
+    svg: Markup
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    source: str
+    """The picture as a data URI."""
+    label: str
+    score: str
+    percentile: str
+    wrong: bool
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Some images in a row."""
+
+    title: str
+    note: str
+    images: list[Thumbnail]
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    anchor: str
+    intro: str
+    pictures: list[Picture] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    strips: list[Strip] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """A sentence for each run that lacks what others have."""
+    legend: bool = True
+    empty: str = ""
+    """What to say where there is nothing to show."""
+
+    @property
+    def filled(self) -> bool:
+        return bool(self.pictures or self.tables or self.strips)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of numbers: where they stand and how they read."""
+
+    key: str
+    title: str
+    digits: int
+    better: int
+    """1: higher is better, -1: lower is, 0: neither."""
+    scale: float = 1.0
+    """Accuracies are stored as parts of 1 and read as percent."""
+
+    def text(self, value: object) -> str:
+        return f"{value * self.scale:,.{self.digits}f}" if finite(value) else "–"
+
+    def cells(self, values: Sequence[object]) -> list[Cell]:
+        """The column from top to bottom, the best marked to the digits shown; nothing is best alone or with all."""
+        shown = [round(v * self.scale, self.digits) * self.better if finite(v) else None for v in values]
+        known = [value for value in shown if value is not None]
+        best = max(known) if self.better and len(set(known)) > 1 else None
+        return [Cell(self.text(v), s is not None and s == best) for v, s in zip(values, shown, strict=True)]
+
+
+def rows_of(names: Sequence[str], columns: Sequence[list[Cell]]) -> list[TableRow]:
+    """Rows of a table that was made column by column."""
+    return [TableRow(name, list(cells)) for name, cells in zip(names, zip(*columns, strict=True), strict=True)]

@@ -1,0 +1,57 @@
+"""Checkpoints: one safetensors file with its state as JSON in the header, written whole or not at all, never pickle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from byov._core.errors import BadInput
+from byov._core.files import write_atomically
+from byov.posterior.segments import untied
+
+FORMAT = "byov-checkpoint-1"
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    """Writes a checkpoint, atomically."""
+    cpu = untied({name: tensor.detach().cpu() for name, tensor in tensors.items()})
+    metadata = {"format": FORMAT, "state": json.dumps(dict(state))}
+    write_atomically(path, lambda temporary: save_file(cpu, str(temporary), metadata=metadata))
+
+
+def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Reads a checkpoint's tensors and state; anything else is bad input."""
+    with _opened(path) as (file, state):
+        return {name: file.get_tensor(name) for name in file.keys()}, state  # noqa: SIM118
+
+
+def state(path: Path) -> dict[str, Any]:
+    """Reads a checkpoint's state alone."""
+    with _opened(path) as (_, found):
+        return found
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
+    if not path.is_file():
+        raise BadInput(f"there is no checkpoint {path}: train first, or check the path.")
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise BadInput(f"{path} is not a byov checkpoint: give a run that `byov train` wrote.")
+            yield file, json.loads(metadata["state"])
+    except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
+        raise BadInput(f"the checkpoint {path} is damaged ({error}): restore a copy, or train again.") from error
+
+
+def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors below a prefix, without it."""
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,1 @@
+"""Label-free scores of images."""

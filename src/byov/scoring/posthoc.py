@@ -1,0 +1,134 @@
+"""A posterior without training (`--method posthoc`): noise around given weights, as wide as neighbourhoods allow.
+
+sigma of a tensor is c times a scale of its own: the standard deviation of its weights, their root mean square, or the
+noise that this tensor alone can bear. The first serves best (docs/score.md): the scales of BatchNorm are large numbers
+that hardly differ, and noise as large as they are destroys the network. One c follows by bisection on draws of all
+tensors together: the mean Jaccard overlap of the nearest reference images between two draws must come down to a stated
+level (`posterior.overlap`). Forward passes only, after training-free Bayesianization (Shi et al., arXiv 2412.05723),
+with neighbourhoods in the place of a validation loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from byov._core.callbacks import Progress
+from byov.data.resample import resized
+from byov.inference.features import at_this_draw, before_draws
+from byov.inference.reference import aligned, at_draw, moments_of
+from byov.posterior import Posterior
+from byov.runs.split import divide
+from byov.scoring.scorer import CONSISTENT_PART, part_of
+from byov.training.loop import Trainer
+
+IMAGES = 1000  # reference images that neighbourhoods are compared on
+FEW_IMAGES = 300  # the same while one tensor at a time is searched
+DRAWS = 3
+STEPS, FEW_STEPS = 8, 6  # of a bisection: c to 3%, and to 11%
+WIDEST = (1e-3, 1.0)  # where c is looked for
+LEAST = 1e-8  # scale of a tensor whose weights are all equal
+
+
+class Fitted(NamedTuple):
+    """Where the bisection ended."""
+
+    c: float
+    overlap: float
+    """Mean Jaccard overlap of the nearest reference images between two draws."""
+
+
+class Neighbourhoods:
+    """How far the nearest reference images of each reference image change from draw to draw."""
+
+    def __init__(self, encoder: Posterior, images: Tensor, seed: int) -> None:
+        self.encoder, self.seed = encoder, seed
+        self.before = before_draws(encoder, images, images.shape[-1])
+        self.moments = moments_of(at_this_draw(encoder, self.before))
+        self.count = part_of(len(images), CONSISTENT_PART)
+
+    def overlap(self, draws: int = DRAWS) -> float:
+        """Mean Jaccard overlap over images and pairs of draws; the same noise at every call."""
+        near = [self._near(k) for k in range(draws)]
+        pairs = [(a, b) for i, a in enumerate(near) for b in near[:i]]
+        common = torch.stack([(a & b).sum(1).double() for a, b in pairs])
+        return float((common / (2 * self.count - common)).mean())
+
+    def _near(self, k: int) -> Tensor:
+        """(images, images) bool: whether the second is among the nearest of the first."""
+        with at_draw(self.encoder, self.seed, k):
+            features = at_this_draw(self.encoder, self.before)
+        unit = normalize(aligned(features, moments_of(features), self.moments), dim=1)
+        cosines = (unit @ unit.T).fill_diagonal_(-torch.inf)
+        which = cosines.topk(self.count, dim=1).indices
+        return torch.zeros_like(cosines, dtype=torch.bool).scatter_(1, which, True)
+
+
+def fit_posthoc(trainer: Trainer, progress: Progress = lambda what, done, total: None) -> Fitted:
+    """Sets the log-variances of a run that trains nothing; the run is finished then, but not saved."""
+    config = trainer.config
+    assert config.images is not None and config.calibration is not None
+    posterior = trainer.learner.posterior.eval()
+    bank = divide(len(trainer.data), config.images, config.calibration).bank
+    chosen = bank[:: -(-len(bank) // IMAGES)]
+    images = resized(trainer.data.images[chosen], trainer.learner.image_size)
+    encoder = posterior.part("encoder")  # a copy: the bisection leaves the run alone
+    scales = _scales(encoder, images, config.posterior.scales, config.posterior.overlap, config.seed, progress)
+    where = Neighbourhoods(encoder, images, config.seed)
+
+    def overlap(c: float) -> float:
+        _spread(encoder, scales, c)
+        return where.overlap()
+
+    fitted = bisect(overlap, config.posterior.overlap, STEPS, lambda done: progress("fitting sigma", done, STEPS))
+    with torch.no_grad():
+        _spread(encoder, scales, fitted.c)
+        whole = posterior.segments.named(posterior.log_variances)
+        for name, value in encoder.segments.named(encoder.log_variances).items():
+            whole[f"encoder.{name}"].copy_(value)
+    return fitted
+
+
+def bisect(overlap: Callable[[float], float], level: float, steps: int, advance: Callable[[int], None]) -> Fitted:
+    """The c at which the overlap, which falls with c, has come down to the level; by its logarithm."""
+    low, high = map(math.log, WIDEST)
+    for step in range(steps):
+        middle = (low + high) / 2
+        low, high = (middle, high) if overlap(math.exp(middle)) > level else (low, middle)
+        advance(step + 1)
+    c = math.exp((low + high) / 2)
+    return Fitted(c, overlap(c))
+
+
+def _scales(
+    encoder: Posterior, images: Tensor, how: str, level: float, seed: int, progress: Progress
+) -> Sequence[float]:
+    """A scale for each random tensor."""
+    views = encoder.segments.views(encoder.means.detach())
+    sizes = [view.std(correction=0) if how == "std" else view.square().mean().sqrt() for view in views]
+    roots = [max(float(size), LEAST) for size in sizes]
+    if how != "tensors":
+        return roots
+    where = Neighbourhoods(encoder, images[:: -(-len(images) // FEW_IMAGES)], seed)
+    found = []
+    for i, root in enumerate(roots):
+
+        def overlap(c: float, i: int = i, root: float = root) -> float:
+            _spread(encoder, [root if j == i else 0.0 for j in range(len(roots))], c)
+            return where.overlap(2)
+
+        found.append(root * bisect(overlap, level, FEW_STEPS, lambda done: None).c)
+        progress("one tensor at a time", i + 1, len(roots))
+    return found
+
+
+@torch.no_grad()
+def _spread(posterior: Posterior, scales: Sequence[float], c: float) -> None:
+    """sigma = c times the scale of its tensor; 0 where the scale is."""
+    for view, scale in zip(posterior.segments.views(posterior.log_variances), scales, strict=True):
+        view.fill_(2 * math.log(c * scale) if scale else -torch.inf)

@@ -1,0 +1,1 @@
+"""Studies beyond the paper, one file each."""

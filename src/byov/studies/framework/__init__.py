@@ -1,0 +1,1 @@
+"""What studies share: runs, workers, comparisons, claims and the ledger."""

@@ -1,0 +1,204 @@
+"""Figure 1b: the predictive std of BYOV against that of supervised Bayes by Backprop, image by image.
+
+The agreement of two seeds of the supervised model is the ceiling: more cannot be asked of a model without labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import mean
+from typing import Any
+
+import matplotlib as mpl
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from byov.config import Config
+from byov.evaluation.agreement import align, density
+from byov.inference.load import Run
+from byov.metrics import gaussian_fit
+from byov.metrics.gaussian import misfit_errors
+from byov.report.plots.agreement_scatter import CONTENTS, ellipse
+from byov.studies.framework.claims import Claim, Effect
+from byov.studies.framework.lab import Lab, identity
+
+TITLE = "Figure 1b: predictive std of BYOV against supervised Bayes by Backprop"
+DRAWS = 50  # the paper: 1000. A std is then known to 10% of itself
+IMAGES, SHOWN = 1000, 500  # at most, to measure and to draw: a correlation of 1000 images is known to .03
+CORRELATIONS = ("pearson", "spearman", "partial_pearson", "partial_spearman")
+PREFIXES = ("", "unaligned.", "ceiling.")
+
+# Half the misfit of two independent exponentials (KS .20, skewness 8): scores that heap near 0 with a long tail are
+# what one would expect of a std, and a fit is worth the word only if it is nearer to a Gaussian than to that. A sample
+# of 355 images of a true Gaussian has a KS distance of .07 at most, 19 times of 20.
+KS_BOUND, SKEWNESS_BOUND = 0.1, 4.0
+
+
+def runs(lab: Lab) -> list[Config]:
+    """BYOV of each seed, the supervised model of the same seed, and of one more for the last ceiling."""
+    byov = lab.configs("byov")
+    return [*byov, *(lab.config("supervised-bbb", seed) for seed in range(lab.seeds + 1))]
+
+
+def results(lab: Lab) -> list[dict[str, Any]]:
+    """For each seed a row of kind "summary", and one of kind "image" for each image that is drawn."""
+    return [row for seed in range(lab.seeds) for row in _rows(lab, seed)]
+
+
+def _rows(lab: Lab, seed: int) -> list[dict[str, Any]]:
+    supervised, second = lab.config("supervised-bbb", seed), lab.config("supervised-bbb", seed + 1)
+
+    def measure(run: Run) -> dict[str, Any]:
+        found = align(run, lab.run(supervised), lab.run(second), draws=DRAWS, most=IMAGES, say=lab.say)
+        stds = {name: torch.tensor(of["predictive_std"]) for name, of in found["scatter"].items()}
+        misfit = misfit_errors(stds["run"], stds["supervised"])
+        kept = {key: value for key, value in found.items() if not key.endswith(("density", "gaussian", "settings"))}
+        return kept | {f"{name}.error": error for name, error in misfit.items()}
+
+    settings = {"draws": DRAWS, "images": IMAGES, "supervised": identity(supervised), "second": identity(second)}
+    found = lab.measured("fig1b", lab.config("byov", seed), measure, settings)
+    return [_summary(found, seed), *_images(found["scatter"], seed)]
+
+
+def _summary(found: dict[str, Any], seed: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"kind": "summary", "seed": seed}
+    for key in (prefix + name for prefix in PREFIXES for name in CORRELATIONS):
+        low, high = found[f"{key}_interval"]
+        error = None if low is None or high is None else (high - low) / (2 * 1.96)  # of a 95% interval
+        row |= {key: found[key], f"{key}.error": error}
+    row |= {prefix + name: found[prefix + name] for prefix in PREFIXES for name in ("ks_distance", "skewness")}
+    others = ("ks_distance.error", "skewness.error", "run.top1", "supervised.top1")
+    return row | {key: found[key] for key in (*others, "run.mean_predictive_std", "supervised.mean_predictive_std")}
+
+
+def _images(scatter: dict[str, Any], seed: int) -> list[dict[str, Any]]:
+    names = {"run": "byov", "supervised": "supervised", "second": "second"}
+    columns = {column: scatter[name]["predictive_std"] for name, column in names.items()}
+    columns["confidence"] = scatter["run"]["confidence"]
+    every = -(-len(columns["byov"]) // SHOWN)
+    return [
+        {"kind": "image", "seed": seed, **dict(zip(columns, values, strict=True))}
+        for values in list(zip(*columns.values(), strict=True))[::every]
+    ]
+
+
+# -------------------------------------------------------------------------------------------------------------- claims
+
+
+def _effects(name: str, bound: float | None = None) -> Callable[[list[dict[str, Any]]], list[Effect]]:
+    """A correlation, or how far a misfit stays below its bound; none of a seed where it or its error is undefined."""
+
+    def effects(rows: list[dict[str, Any]]) -> list[Effect]:
+        summaries = [row for row in rows if row["kind"] == "summary"]
+        known = [row for row in summaries if None not in (row[name], row[f"{name}.error"])]
+        return [
+            Effect(row["seed"], row[name] if bound is None else bound - row[name], row[f"{name}.error"])
+            for row in known
+        ]
+
+    return effects
+
+
+# The least correlation that would matter: a tenth of the variance of one std is told by the other (.32^2 = .1)
+CORRELATED = 0.32
+
+CLAIMS = [
+    Claim(
+        "abstract, 4.3, Figure 1b",
+        "A joint Gaussian captures the predictive std of BYOV and of supervised BBB well: no ellipse's content is off "
+        "by more than a tenth of the images.",
+        "no number",
+        "KS distance below 0.1",
+        KS_BOUND,  # a perfect fit
+        _effects("ks_distance", KS_BOUND),
+    ),
+    Claim(
+        "abstract, 4.3, Figure 1b",
+        "A joint Gaussian captures the predictive std of BYOV and of supervised BBB well: together they are less than "
+        "half as skewed as two exponentials.",
+        "no number",
+        "Mardia's skewness below 4",
+        SKEWNESS_BOUND,  # a perfect fit
+        _effects("skewness", SKEWNESS_BOUND),
+    ),
+    Claim(
+        "5 (and 1.1: distributionally aligned)",
+        "The predictive std of BYOV is correlated with that of supervised BBB (Pearson).",
+        "no number",
+        "correlation",
+        CORRELATED,
+        _effects("pearson"),
+    ),
+    Claim(
+        "5 (and 1.1: distributionally aligned)",
+        "The predictive std of BYOV is correlated with that of supervised BBB (Spearman).",
+        "no number",
+        "correlation",
+        CORRELATED,
+        _effects("spearman"),
+    ),
+    Claim(
+        "4.3, 5: a proxy for the uncertainty of a supervised model",
+        "The two predictive stds are correlated beyond what the confidence of both models says already "
+        "(partial Spearman).",
+        "no number",
+        "partial correlation",
+        CORRELATED,
+        _effects("partial_spearman"),
+    ),
+]
+
+
+# -------------------------------------------------------------------------------------------------------------- figure
+
+
+def draw(rows: list[dict[str, Any]], scale: str) -> Figure:
+    """The first seed's images, their density and the Gaussian; the ceiling beside. Numbers are means over seeds."""
+    images = [row for row in rows if row["kind"] == "image"]
+    images = [row for row in images if row["seed"] == images[0]["seed"]]
+    summaries = [row for row in rows if row["kind"] == "summary"]
+    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(8.6, 4.2), layout="constrained")
+        own, ceiling = figure.subplots(1, 2)
+        points = _panel(own, images, "byov", "supervised")
+        own.set(xlabel="predictive std, BYOV through the probe", ylabel="predictive std, supervised BBB")
+        own.set_title(f"BYOV against supervised BBB\n{_numbers(summaries, '')}", fontsize=8)
+        _panel(ceiling, images, "supervised", "second")
+        ceiling.set(xlabel="predictive std, supervised BBB", ylabel="predictive std, another seed of it")
+        ceiling.set_title(f"ceiling: two seeds of supervised BBB\n{_numbers(summaries, 'ceiling.')}", fontsize=8)
+        bar = figure.colorbar(points, ax=[own, ceiling], label="confidence of BYOV", aspect=35, pad=0.01)
+        bar.set_alpha(1)
+        return figure
+
+
+def _panel(axes: Axes, images: list[dict[str, Any]], a: str, b: str) -> Any:
+    """One pair of models; returns the points, whose colours need a bar."""
+    x, y = (torch.tensor([row[name] for row in images], dtype=torch.float64) for name in (a, b))
+    colours = [row["confidence"] for row in images]
+    look = {"vmin": 0, "vmax": 1, "cmap": "cividis", "s": 8, "alpha": 0.6, "linewidths": 0}
+    points = axes.scatter(x, y, c=colours, **look)  # type: ignore[arg-type]
+    of, fit = density(x, y), gaussian_fit(x, y)
+    axes.contour(of.x, of.y, of.values, levels=6, colors="k", linewidths=0.7)
+    gaussian = {"mean": fit.mean.tolist(), "covariance": fit.covariance.tolist()}
+    ellipses = [axes.add_patch(ellipse(gaussian, content)) for content in CONTENTS]
+    ellipses[0].set_label("joint Gaussian, " + " and ".join(f"{content:.0%}" for content in CONTENTS))
+    kde = Line2D([], [], color="k", linewidth=0.7, label="kernel density")
+    axes.legend(handles=[*ellipses[:1], kde], fontsize=7, loc="upper left", frameon=False)
+    axes.set(xlim=(0, 1.05 * float(x.max())), ylim=(0, 1.15 * float(y.max())))
+    return points
+
+
+def _numbers(summaries: list[dict[str, Any]], prefix: str) -> str:
+    """Means over seeds."""
+
+    def average(name: str) -> str:
+        known = [row[prefix + name] for row in summaries if row[prefix + name] is not None]
+        return f"{mean(known):.2f}" if known else "-"
+
+    return (
+        f"Pearson {average('pearson')}, Spearman {average('spearman')}, "
+        f"given confidence {average('partial_spearman')}\n"
+        f"misfit of the Gaussian: KS {average('ks_distance')}, skewness {average('skewness')}"
+    )

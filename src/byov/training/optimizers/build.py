@@ -1,0 +1,110 @@
+"""Optimizers over a posterior: the means, the log-variances at a rate of their own, and what is not random."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from byov import schedules
+from byov.config import Optim
+from byov.posterior import Posterior
+from byov.posterior.segments import kind_of
+from byov.training.distributed.processes import Processes
+from byov.training.networks import ENCODER
+from byov.training.optimizers.lars import Lars
+from byov.training.optimizers.sharded_adamw import ShardedAdamW
+
+
+def build_optimizer(
+    posterior: Posterior,
+    config: Optim,
+    processes: Processes = Processes(),  # noqa: B008
+) -> torch.optim.Optimizer:
+    """The optimizer of a config; its groups are told apart by their key `role`, mean or log_variance."""
+    return Lars(posterior, config) if config.optimizer == "lars" else _adamw(posterior, config, processes)
+
+
+def _adamw(posterior: Posterior, config: Optim, processes: Processes) -> torch.optim.AdamW:
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
+    for owner in posterior.module.modules():
+        for name, parameter in owner.named_parameters(recurse=False):
+            if parameter.requires_grad:
+                (decayed if kind_of(owner, name) == "weight" else plain).append(parameter)
+    random = posterior.segments.numel > 0
+    groups: list[dict[str, Any]] = [
+        {"role": "mean", "params": [*([posterior.means] if random else []), *plain], "weight_decay": 0.0},
+        {"role": "mean", "params": decayed, "weight_decay": config.weight_decay or 0.0},
+        {"role": "log_variance", "params": [posterior.log_variances] if random else [], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    settings: dict[str, Any] = {"lr": 0.0, "betas": config.betas}
+    settings["fused"] = posterior.means.device.type in ("cpu", "cuda")
+    if config.shard and processes.world > 1:
+        return ShardedAdamW(groups, processes, **settings)
+    return torch.optim.AdamW(groups, **settings)
+
+
+def set_learning_rates(optimizer: torch.optim.Optimizer, config: Optim, progress: float) -> tuple[float, float]:
+    """Puts the schedule's learning rates in; returns those of means and log-variances."""
+    rates = {
+        "mean": schedules.learning_rate(progress, config.lr, config.warmup),
+        "log_variance": schedules.learning_rate(progress, config.log_variance_lr or 0.0, config.warmup),
+    }
+    for group in optimizer.param_groups:
+        group["lr"] = rates[group["role"]]
+    return rates["mean"], rates["log_variance"]
+
+
+@contextmanager
+def encoder_slowed(posterior: Posterior, factor: float) -> Iterator[None]:
+    """While this lasts, an update moves the encoder's weights by `factor` of its length only.
+
+    Updates of AdamW and LARS are linear in the learning rate, so this is the learning rate times `factor`, whatever
+    the optimizer's groups and however its state is sharded. Log-variances are left alone.
+    """
+    if factor == 1:
+        yield
+        return
+    weights = _encoder_weights(posterior)
+    before = [weight.clone() for weight in weights]
+    yield
+    torch._foreach_lerp_(weights, before, 1 - factor)
+
+
+def _encoder_weights(posterior: Posterior) -> list[Tensor]:
+    """The encoder's means, which come first among all, and its trained parameters that are not random."""
+    segments = [segment for segment in posterior.segments if segment.name.startswith(ENCODER)]
+    stop = segments[-1].stop if segments else 0
+    assert stop == sum(segment.stop - segment.offset for segment in segments), "the encoder comes first"
+    named = posterior.module.named_parameters()
+    others = [p.detach() for name, p in named if name.startswith(ENCODER) and p.requires_grad]
+    return [*([posterior.means.detach()[:stop]] if stop else []), *others]
+
+
+@torch.no_grad()
+def decay_means(posterior: Posterior, amount: float) -> None:
+    """Decoupled weight decay on random weight matrices: off in the recipes (the KL does that work), for study.
+
+    For AdamW, which sees the means as one tensor; LARS decays by itself.
+    """
+    if amount and len(posterior.segments):
+        views = posterior.segments.views(posterior.means.detach())
+        weights = [v for s, v in zip(posterior.segments, views, strict=True) if s.kind == "weight"]
+        torch._foreach_mul_(weights, 1 - amount)
+
+
+def clip_gradients(posterior: Posterior, largest: float | None) -> float:
+    """Clips the gradient of means and non-random parameters to a norm; returns the norm before.
+
+    A norm that is not finite is returned with the gradients left alone, so that their first NaN can be found.
+    """
+    own = [p for p in (posterior.means, *posterior.module.parameters()) if p.grad is not None]
+    norm = nn.utils.get_total_norm([p.grad for p in own if p.grad is not None])
+    if largest is not None and bool(norm.isfinite()):
+        nn.utils.clip_grads_with_norm_(own, largest, norm)
+    return float(norm)

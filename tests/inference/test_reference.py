@@ -1,0 +1,150 @@
+"""The reference bank: which images, what a draw makes of them, and that alignment undoes shifts and stretches."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import handmade
+from byov._core.errors import BadInput
+from byov.inference import reference
+from byov.inference.features import features_of
+from byov.inference.reference import Bank, Moments, aligned, at_draw, constant, moments_of
+from byov.runs.split import divide
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    torch.manual_seed(0)
+    return handmade.run(tmp_path / "run", handmade.Affine(5))
+
+
+# ----------------------------------------------------------------------------------------------------------- alignment
+
+
+def test_alignment_by_hand() -> None:
+    features = torch.tensor([[1.0, 12.0], [3.0, 28.0]])
+    moments = moments_of(features)
+    assert moments.mean.tolist() == [2.0, 20.0] and moments.std.tolist() == [1.0, 8.0]
+    to = Moments(torch.tensor([5.0, 0.0], dtype=torch.float64), torch.tensor([2.0, 1.0], dtype=torch.float64))
+    assert aligned(torch.tensor([[4.0, 20.0]]), moments, to).tolist() == [[9.0, 0.0]]  # (4 - 2) / 1 * 2 + 5
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**31), width=st.integers(1, 8))
+def test_alignment_undoes_shifts_and_stretches(seed: int, width: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    bank, features = torch.randn(40, width, generator=g).double(), torch.randn(7, width, generator=g).double()
+    scale, shift = torch.rand(width, generator=g) * 5 + 0.1, torch.randn(width, generator=g) * 9
+    moved = moments_of(bank * scale + shift)
+    torch.testing.assert_close(aligned(features * scale + shift, moved, moments_of(bank)), features)
+
+
+def test_a_feature_that_is_constant_over_the_bank_is_only_shifted() -> None:
+    of = Moments(torch.tensor([3.0]).double(), torch.tensor([0.0]).double())
+    to = Moments(torch.tensor([5.0]).double(), torch.tensor([2.0]).double())
+    assert aligned(torch.tensor([[3.0], [4.0]]), of, to).tolist() == [[5.0], [6.0]]
+
+
+# ------------------------------------------------------------------------------------------------------ draws and bank
+
+
+def test_the_bank_at_a_draw(run) -> None:
+    bank = Bank(run)
+    chosen = divide(120, 100, 20)
+    assert torch.equal(bank.images, handmade.images(120)[chosen.bank])
+    assert torch.equal(bank.calibration_images(), handmade.images(120)[chosen.calibration])
+    with at_draw(run.encoder, 0, 3), torch.no_grad():
+        expected = run.encoder(bank.images)
+    torch.testing.assert_close(bank.at(3).features, expected)
+    torch.testing.assert_close(bank.at(None).features, features_of(run.encoder, bank.images))
+    torch.testing.assert_close(moments_of(bank.aligned(expected, 3)), bank.means.moments)
+
+
+def test_a_draw_hangs_on_seed_and_number_alone(run) -> None:
+    def weights(seed: int, k: int | None) -> torch.Tensor:
+        with at_draw(run.encoder, seed, k):
+            return run.encoder.module.linear.weight.clone()
+
+    first = weights(0, 1)
+    weights(0, 5)
+    assert torch.equal(weights(0, 1), first)
+    others = [weights(0, 2), weights(1, 1), weights(0, None)]
+    assert not any(torch.equal(other, first) for other in others)
+
+
+def test_bank_features_are_kept_and_the_source_is_then_not_needed(run) -> None:
+    made = [Bank(run).at(k).features for k in (None, 0, 1)]
+    (run.folder / "images.npz").unlink()
+    for k, features in zip((None, 0, 1), made, strict=True):
+        assert torch.equal(Bank(run).at(k).features, features)
+    with pytest.raises(BadInput):
+        Bank(run).at(2)
+
+
+def test_a_file_cut_short_is_made_anew(run) -> None:
+    bank = Bank(run)
+    features = bank.at(0).features
+    file = bank.folder / "draw-00000.safetensors"
+    file.write_bytes(file.read_bytes()[:50])
+    assert torch.equal(Bank(run).at(0).features, features)
+    assert len(file.read_bytes()) > 50
+
+
+def test_other_weights_do_not_find_the_old_features(run) -> None:
+    old = Bank(run)
+    features = old.at(0).features
+    with torch.no_grad():
+        run.encoder.means.add_(1)
+    new = Bank(run)
+    assert not torch.allclose(new.at(0).features, features)
+    assert not old.folder.exists() and new.folder.is_dir(), "what is out of date is removed"
+
+
+def test_what_is_kept_is_bounded(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "KEPT", 2 * 100 * 5 * 4)  # two draws of 100 images with 5 features
+    bank = Bank(run)
+    for k in range(4):
+        bank.at(k)
+    kept = sorted(file.name for file in bank.folder.iterdir())
+    assert kept == ["draw-00000.safetensors", "draw-00001.safetensors", "means.safetensors"]
+
+
+# --------------------------------------------------------------------------------------------------- which images
+
+
+def test_other_images_than_those_trained_on_are_refused(run) -> None:
+    import numpy as np
+
+    np.savez(run.folder / "images.npz", images=handmade.images(120, seed=9)[:, 0].numpy())
+    with pytest.raises(BadInput, match="put them back"):
+        Bank(run).at(0)
+
+
+def test_a_damaged_list_is_named(run) -> None:
+    (run.folder / "reference" / "images.json").write_text('{"bank": []}')
+    with pytest.raises(BadInput, match=r"images\.json is damaged"):
+        Bank(run)
+
+
+@pytest.mark.parametrize(("trained", "calibration"), [(100, 6), (116, 4), (120, 0)])
+def test_a_run_of_before_gets_its_list_on_demand(tmp_path: Path, trained: int, calibration: int) -> None:
+    """What it did not train on calibrates: a twentieth of 120 at most; where it trained on all, nothing does."""
+    run = handmade.run(tmp_path, handmade.Affine(5), reference=False)
+    run = replace(run, config=replace(run.config, images=trained, calibration=None))
+    assert run.fingerprint is None  # it knew none either
+    bank = Bank(run)
+    told = json.loads((tmp_path / "reference" / "images.json").read_text())
+    assert told["source"] == run.config.data and told["split"] == "train" and told["fingerprint"] is None
+    assert told["bank"] == divide(120, trained, 0).bank.tolist()
+    assert told["calibration"] == divide(120, trained, calibration).calibration.tolist()
+    assert bank.calibrates == (calibration > 0)
+
+
+def test_what_is_constant_but_for_rounding() -> None:
+    features = torch.tensor([[0.0, 1.0, 1.0, 1e-20], [0.0, 1.0, 1 + 2**-23, 0.0]])
+    assert constant(moments_of(features)).tolist() == [True, True, True, False]

@@ -1,0 +1,71 @@
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from byov._core.errors import BadInput
+from byov.runs import checkpoints
+from byov.training.optimizers import optimizer_state
+
+
+def test_round_trip(tmp_path) -> None:
+    path = tmp_path / "deep" / "last.safetensors"
+    tensors = {"a.b": torch.randn(3, 4), "a.c": torch.arange(3), "d": torch.zeros(0)}
+    checkpoints.save(path, tensors, {"step": 7, "config": {"x": [1, 2]}})
+    loaded, state = checkpoints.load(path)
+    assert state == {"step": 7, "config": {"x": [1, 2]}}
+    assert all(torch.equal(loaded[k], v) for k, v in tensors.items())
+    assert set(checkpoints.part(loaded, "a.")) == {"b", "c"}
+
+
+def test_a_failed_write_keeps_the_old_and_leaves_nothing(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "last.safetensors"
+    checkpoints.save(path, {"a": torch.ones(2)}, {"step": 1})
+
+    def broken(tensors, filename, metadata):
+        with open(filename, "wb") as file:  # noqa: PTH123
+            file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "save_file", broken)
+    with pytest.raises(BadInput, match="no space"):
+        checkpoints.save(path, {"a": torch.zeros(2)}, {"step": 2})
+    assert checkpoints.load(path)[1]["step"] == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["last.safetensors"]
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path) -> None:
+    path = tmp_path / "x.safetensors"
+    with pytest.raises(BadInput, match="no checkpoint"):
+        checkpoints.load(path)
+    path.write_bytes(b"\x00" * 100)
+    with pytest.raises(BadInput, match="damaged"):
+        checkpoints.load(path)
+    save_file({"a": torch.ones(1)}, str(path))
+    with pytest.raises(BadInput, match="not a byov checkpoint"):
+        checkpoints.load(path)
+    checkpoints.save(path, {"a": torch.ones(100)}, {})
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(BadInput, match="damaged"):
+        checkpoints.load(path)
+
+
+def test_optimizer_state_round_trip() -> None:
+    def make() -> tuple[torch.nn.Linear, torch.optim.AdamW]:
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(3, 2)
+        return layer, torch.optim.AdamW(layer.parameters(), lr=0.1)
+
+    def step(layer: torch.nn.Linear, optimizer: torch.optim.AdamW) -> None:
+        optimizer.zero_grad()
+        layer(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+
+    layer, optimizer = make()
+    step(layer, optimizer)
+    twin, other = make()
+    twin.load_state_dict(layer.state_dict())
+    kept = {k: v.clone() for k, v in optimizer_state.optimizer_tensors(optimizer).items()}  # as a file would
+    optimizer_state.load_optimizer_tensors(other, kept)
+    step(layer, optimizer)
+    step(twin, other)
+    assert torch.equal(layer.weight, twin.weight)
