@@ -24,6 +24,7 @@ from torch.nn.functional import cosine_similarity, normalize
 
 from byov._core.errors import BadInput
 from byov._core.files import write_json
+from byov._core.randomness import RandomStream
 from byov.data.shifts import shifted
 from byov.data.sources import open_source
 from byov.data.views import two_views
@@ -51,7 +52,6 @@ KS = (10, 25, 50, 100, 250)
 NOISE, SEVERITIES, NOISY = "gaussian_noise", (1, 3, 5), 1000
 RESAMPLES = 300
 ERRORS = "errors"
-VIEWS_KEY = 29  # of the views whose loss is taken: those of training have others
 
 
 # ------------------------------------------------------------------------------------------------------------- measures
@@ -137,7 +137,7 @@ def loss_scores(run: Run, learner: SelfSupervised, images: Tensor, draws: int) -
     """
     losses = []
     for part in torch.split(torch.arange(len(images)), 256):
-        pair = two_views(images[part], part, run.config.views, run.image_shape[-1], VIEWS_KEY, 0)
+        pair = two_views(images[part], part, run.config.views, run.image_shape[-1], RandomStream.LOSS_SCORE, 0)
         targets = [learner.teacher.eval()(view) for view in pair]
         rows = []
         for k in range(draws):

@@ -105,3 +105,11 @@ def test_workers_use_one_core_each() -> None:
 def test_no_two_chunks_of_a_draw_share_a_seed() -> None:
     seeds = {randomness.chunk_generator(2**40 - 3, i).initial_seed() for i in range(5000)}
     assert len(seeds) == 5000 and max(seeds) < 2**32
+
+
+def test_no_two_streams_share_a_value_and_stored_runs_keep_theirs() -> None:
+    values = {stream.name: int(stream) for stream in randomness.RandomStream}
+    assert len(set(values.values())) == len(values) == len(randomness.RandomStream.__members__)
+    stored = {"INIT": 0, "ORDER": 1, "VIEWS": 2, "NOISE": 3, "DROPOUT": 4, "SIGNS": 5, "DRAWS": 6, "SPLIT": 10}
+    assert stored.items() <= values.items()
+    assert randomness.fold(randomness.RandomStream.ORDER, 10) == randomness.fold(1, 10)

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 import tiny
 from byov._core.errors import BadInput
+from byov._core.randomness import RandomStream
 from byov.config import Config, Model, Monitor, Optim, read_config
 from byov.data.resample import resized
 from byov.data.sources import open_source
 from byov.runs import checkpoints, split
-from byov.runs.split import BANK, DRAWS, FILE, PIXELS, divide, read_pixels, write_pixels
+from byov.runs.split import BANK, FILE, PIXELS, divide, read_pixels, write_pixels
 from byov.training.loop import Trainer, subset
 from byov.training.prepare import pixel_statistics, prepare
 from byov.training.resolve import resolve
@@ -96,7 +97,7 @@ def test_a_run_trains_on_its_part_and_says_which_images_are_what(tmp_path: Path)
         told = json.loads((trainer.folder / FILE).read_text())
         assert told["bank"] == parts.bank.tolist() and told["calibration"] == parts.calibration.tolist()
         assert (told["source"], told["split"], told["images"]) == ("digits", "train", 1442)
-        assert told["fingerprint"] == source.fingerprint() and told["draw_key"] == [DRAWS, 0, "k"]
+        assert told["fingerprint"] == source.fingerprint() and told["draw_key"] == [RandomStream.DRAWS, 0, "k"]
         for part in ("bank", "calibration"):
             assert torch.equal(read_pixels(trainer.folder, part), source.images[getattr(parts, part)])
 

@@ -10,7 +10,7 @@ from torch.distributions import Normal, kl_divergence
 
 import tiny
 from byov import schedules
-from byov._core.randomness import VIEWS, fold, generator
+from byov._core.randomness import RandomStream, fold, generator
 from byov.config import Optim, Posterior
 from byov.data.views import two_views
 from byov.training.monitors import first_bad_parameter
@@ -46,7 +46,8 @@ def test_a_byov_step_is_the_papers_loss_differentiated_by_autograd(tmp_path, pri
     weights = student.segments.named(means + (log_variances / 2).exp() * noise)
     plain = student.unwrapped()
     views = [
-        v.double() for v in two_views(batch.images, batch.ids, trainer.config.views, 8, fold(VIEWS, 0), batch.epoch)
+        v.double()
+        for v in two_views(batch.images, batch.ids, trainer.config.views, 8, fold(RandomStream.VIEWS, 0), batch.epoch)
     ]
     outputs = [torch.func.functional_call(plain, weights, (v,)) for v in views]
     targets = [teacher(v) for v in views]

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 import tiny
 from byov._core.errors import BadInput
-from byov._core.randomness import VIEWS, fold
+from byov._core.randomness import RandomStream, fold
 from byov.backbones import Encoder, build_encoder
 from byov.config import Config, Model, Optim, Posterior, View, Views, to_dict
 from byov.data.images import ImageSet
@@ -109,7 +109,12 @@ def test_cached_activations_are_the_trunks_of_the_views(tmp_path: Path, model: M
     config, ids = of.trainer.config, torch.tensor([3, 17, 4])
     for epoch in (0, 1):
         fresh_views = two_views(
-            of.trainer.pixels(ids), ids, config.views, of.encoder.image_shape[-1], fold(VIEWS, config.seed), epoch
+            of.trainer.pixels(ids),
+            ids,
+            config.views,
+            of.encoder.image_shape[-1],
+            fold(RandomStream.VIEWS, config.seed),
+            epoch,
         )
         for cached, pixels in zip(cache.pair(ids, epoch), fresh_views, strict=True):
             with torch.no_grad():

@@ -12,20 +12,51 @@ Two kinds of numbers come from a key:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import IntEnum
 
 import torch
 from torch import Tensor
 
 from byov._core.threads import for_each
 
-# The first part of every key says what the numbers are for, so that no two uses share them.
-INIT, ORDER, VIEWS, NOISE, DROPOUT, SIGNS = range(6)
-
 CHUNK = 1 << 16  # numbers a chunk: 256 KiB of float32 stay in the second-level cache between the passes over them
 
 _MASK64 = (1 << 64) - 1
 GAMMA = 0x9E3779B97F4A7C15  # splitmix64's increment: 2^64 / golden ratio
 MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # splitmix64's two rounds: shift, multiplier
+
+
+class RandomStream(IntEnum):
+    """What random numbers are for: the first part of a key, so that no two uses share numbers.
+
+    A stored run depends on these values: never change one. Functions that take a seed of their own (bootstraps, shifts,
+    the probe's held-out images, random pruning) use that seed as the first part instead.
+    """
+
+    INIT = 0
+    """Initial weights."""
+    ORDER = 1
+    """Order of the training images in an epoch."""
+    VIEWS = 2
+    """Augmentation of the training images."""
+    NOISE = 3
+    """Draws of the weights while training."""
+    DROPOUT = 4
+    """Dropout masks."""
+    SIGNS = 5
+    """Per-image signs of flipout."""
+    DRAWS = 6
+    """Draws of the weights of a trained run."""
+    SPLIT = 10
+    """Split of a source into training and calibration images; the second part of a key that begins with ORDER."""
+    CLASS_LISTS = 11
+    """Labelled images per class in few-label evaluations."""
+    SHUFFLED_SIGMA = 12
+    """Shuffled sigmas of the SNR ablation."""
+    ENCODER_CHECK = 13
+    """Views that the label-free encoder check looks up."""
+    LOSS_SCORE = 29
+    """Views whose loss is compared with the scores (`benchmarks/scores.py`)."""
 
 
 def _signed(value: int) -> int:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from byov._core.callbacks import Progress
+from byov._core.randomness import RandomStream
 from byov.config import View
 from byov.data.resample import resized
 from byov.data.views import view
@@ -32,7 +33,6 @@ REFERENCES = 1000  # images among which the original is looked for, at most: rec
 ENOUGH_HELD_OUT = 50  # calibration images; with fewer, images of the reference set are looked up
 LEAST = 20  # images without which there is no verdict
 PIXELS = 32  # side of the raw pixels, at most
-KEY = 13  # first part of the key of the views, so that no other use shares their numbers
 CACHE = "encoder-check-1"  # counted up when anything above changes
 
 Encode = Callable[[Tensor], Tensor]
@@ -189,7 +189,9 @@ def _all_hits(
     images = images[spread(len(images), QUERIES)]
     repeats, side, ids = max(1, QUERIES // len(images)), run.image_shape[-1], torch.arange(len(images))
     setting = _setting(run.config.views.first)
-    views = torch.cat([view(images, ids, setting, side, KEY, repeat) for repeat in range(repeats)])
+    views = torch.cat(
+        [view(images, ids, setting, side, RandomStream.ENCODER_CHECK, repeat) for repeat in range(repeats)]
+    )
     copies = _copies(images, references).repeat(repeats, 1)
     untrained = run.untrained_encoder()
     encoders: list[Encode] = [lambda x: features_of(encoder, x), lambda x: features_of(untrained, x), _pixels]

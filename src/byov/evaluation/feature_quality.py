@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from byov._core.randomness import permutation
+from byov._core.randomness import RandomStream, permutation
 from byov.evaluation.labelled import Subject
 from byov.evaluation.named_metrics import Measures, below, bins_of, class_measures, errors_of, selective_measures
 from byov.evaluation.partial_results import Section
@@ -16,7 +16,6 @@ from byov.metrics.paired import image_rows
 KNN_K, KNN_TEMPERATURE = 20, 0.07  # DINO's
 HELD_OUT = 5  # one image in so many is held out to fit the temperature on
 PERCENTS = (1, 10)  # of the labels, in semi-supervised learning
-LISTS = 11  # the first part of the key of the lists, so that no other use shares their numbers
 
 
 def probe_measures(subject: Subject) -> Measures:
@@ -101,4 +100,4 @@ def semi_measures(subject: Subject) -> Measures:
 def _orders(labels: Tensor) -> dict[int, Tensor]:
     """The images of each class that there is, in a random order of their own."""
     classes = {int(c): (labels == c).nonzero()[:, 0] for c in torch.unique(labels)}
-    return {c: images[permutation(len(images), LISTS, c)] for c, images in classes.items()}
+    return {c: images[permutation(len(images), RandomStream.CLASS_LISTS, c)] for c, images in classes.items()}

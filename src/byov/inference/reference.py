@@ -23,13 +23,13 @@ from torch import Tensor
 
 from byov._core.errors import BadInput
 from byov._core.files import write_atomically
-from byov._core.randomness import generator
+from byov._core.randomness import RandomStream, generator
 from byov.data.resample import resized
 from byov.data.sources import open_source
 from byov.inference.features import at_this_draw, before_draws
 from byov.inference.load import Run
 from byov.posterior import Posterior
-from byov.runs.split import DRAWS, FILE, SPLIT, Division, divide, read_pixels, set_aside, write_reference
+from byov.runs.split import FILE, SPLIT, Division, divide, read_pixels, set_aside, write_reference
 
 KEPT = 1 << 29  # bytes of bank features kept for a run: 64 draws of 1,000 images at ResNet-50's 2,048 features
 
@@ -80,7 +80,7 @@ def at_draw(posterior: Posterior, seed: int, k: int | None) -> Iterator[None]:
         if k is None:
             yield
         else:
-            with posterior.sampled(generator(DRAWS, seed, k)):
+            with posterior.sampled(generator(RandomStream.DRAWS, seed, k)):
                 yield
 
 

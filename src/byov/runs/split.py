@@ -16,14 +16,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from byov._core.files import write_atomically, write_json
-from byov._core.randomness import ORDER, fold, permutation
+from byov._core.randomness import RandomStream, fold, permutation
 from byov.config import Config
 from byov.data.images import Split
 from byov.data.resample import resized
 
 BANK = 4000  # images: 2% of them, which draws should agree on, are some tens; each draw passes them all
 CALIBRATION = 1000  # at most, and a twentieth of the source: percentiles to .1, for little of what can be learned
-DRAWS = 6  # first part of the key of an evaluation's draws; `randomness` has those before it
 SPLIT: Split = "train"
 FILE = Path("reference") / "images.json"
 PIXELS = FILE.with_suffix(".safetensors")
@@ -41,7 +40,7 @@ class Division(NamedTuple):
 def divide(total: int, images: int, calibration: int) -> Division:
     """Divides a source's `total` images; those trained on and those set aside never overlap."""
     assert images + calibration <= total, "resolve the config first"
-    order = permutation(total, fold(ORDER, 10))
+    order = permutation(total, fold(RandomStream.ORDER, RandomStream.SPLIT))
     parts = order[:images], order[: min(BANK, images)], order[total - calibration :]
     return Division(*(part.sort().values for part in parts))
 
@@ -60,8 +59,8 @@ def write_reference(folder: Path, config: Config, total: int, fingerprint: str |
             "split": SPLIT,
             "images": total,
             "fingerprint": fingerprint,
-            "order_key": [fold(ORDER, 10)],
-            "draw_key": [DRAWS, config.seed, "k"],
+            "order_key": [fold(RandomStream.ORDER, RandomStream.SPLIT)],
+            "draw_key": [RandomStream.DRAWS, config.seed, "k"],
             "bank": division.bank.tolist(),
             "calibration": division.calibration.tolist(),
         },

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from byov._core.errors import BadInput
-from byov._core.randomness import INIT, SIGNS, VIEWS, fold, generator
+from byov._core.randomness import RandomStream, fold, generator
 from byov.backbones import build_encoder
 from byov.config import SUPERVISED, Config
 from byov.data.views import two_views, view
@@ -83,7 +83,7 @@ class SelfSupervised:
         if batch.activations is not None:
             return batch.activations, True
         assert batch.images is not None
-        seed, dtype = fold(VIEWS, self.config.seed), self.posterior.means.dtype
+        seed, dtype = fold(RandomStream.VIEWS, self.config.seed), self.posterior.means.dtype
         with torch.autocast(batch.images.device.type, enabled=False):  # pixels are made in full precision
             pair = two_views(batch.images, batch.ids, self.config.views, self.image_size, seed, batch.epoch)
         first, second = (v.to(dtype) for v in pair)
@@ -116,7 +116,7 @@ class Supervised:
 
     def loss(self, batch: Batch, key: tuple[int, ...]) -> Loss:
         assert batch.labels is not None and batch.images is not None
-        seed = fold(VIEWS, self.config.seed)
+        seed = fold(RandomStream.VIEWS, self.config.seed)
         with torch.autocast(batch.images.device.type, enabled=False):
             images = view(batch.images, batch.ids, self.config.views.first, self.image_size, seed, batch.epoch, 0)
         with self.posterior.sampled(generator(*key), flipout=signs_of(batch, self.config, key)):
@@ -145,7 +145,7 @@ def signs_of(batch: Batch, config: Config, key: tuple[int, ...]) -> torch.Genera
     """Where flipout is on, the signs' generator: micro-batches and processes may share a draw, but not the signs."""
     if config.posterior.draw != "flipout":
         return False
-    return generator(SIGNS, *key, int(batch.ids[0]), device=batch.ids.device)
+    return generator(RandomStream.SIGNS, *key, int(batch.ids[0]), device=batch.ids.device)
 
 
 def build_prior(config: Config, posterior: Posterior, teacher: Teacher | None) -> Prior | None:
@@ -189,7 +189,7 @@ def build_learner(
     """The learner of a resolved config, initialised from its seed, then by `initialise` (weights given with --init)."""
     dtype = torch.float64 if config.precision == "64-true" else torch.float32
     state = torch.random.get_rng_state()
-    torch.manual_seed(fold(INIT, config.seed))
+    torch.manual_seed(fold(RandomStream.INIT, config.seed))
     try:
         encoder = build_encoder(config.model, image_shape)
         if config.method in SUPERVISED:

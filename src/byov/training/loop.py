@@ -20,7 +20,7 @@ from torch import Tensor
 
 from byov._core.errors import BadInput, TrainingFailed
 from byov._core.files import write_json
-from byov._core.randomness import ORDER, permutation
+from byov._core.randomness import RandomStream, permutation
 from byov.config import Config, differences, merge, to_dict
 from byov.data.images import ImageSet
 from byov.data.resample import resized
@@ -130,7 +130,7 @@ class Trainer:
     def _order(self, epoch: int) -> Tensor:
         """The order of the images in an epoch, kept while the epoch lasts."""
         if self._kept_order is None or self._kept_order[0] != epoch:
-            self._kept_order = epoch, permutation(self.images, ORDER, self.config.seed, epoch)
+            self._kept_order = epoch, permutation(self.images, RandomStream.ORDER, self.config.seed, epoch)
         return self._kept_order[1]
 
     def _batch(self, ids: Tensor, epoch: int) -> Batch:
@@ -229,7 +229,7 @@ class Trainer:
         epoch, every = self.step // self.steps_per_epoch, self.config.monitor.knn_every
         if self.labels is None or not every or (epoch % every and self.step < self.total):
             return None
-        chosen = permutation(self.images, ORDER)[: KNN_BANK + KNN_QUERIES]
+        chosen = permutation(self.images, RandomStream.ORDER)[: KNN_BANK + KNN_QUERIES]
         queries = min(KNN_QUERIES, len(chosen) // 3)
         if queries == 0:
             return None

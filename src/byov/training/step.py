@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from byov import schedules
-from byov._core.randomness import DROPOUT, NOISE, fold
+from byov._core.randomness import RandomStream, fold
 from byov.config import Config
 from byov.posterior.priors import add_kl
 from byov.training.distributed.processes import Processes
@@ -31,7 +31,7 @@ class StepReport(NamedTuple):
 
 def noise_key(config: Config, step: int, rank: int) -> tuple[int, ...]:
     """The key of a step's draw: fresh for every step, and for every process unless they share it."""
-    return (NOISE, config.seed, step, 0 if config.posterior.shared_noise else rank)
+    return (RandomStream.NOISE, config.seed, step, 0 if config.posterior.shared_noise else rank)
 
 
 def training_step(
@@ -50,7 +50,7 @@ def training_step(
     lr, log_variance_lr = set_learning_rates(optimizer, config.optim, progress)
     beta = schedules.beta(progress, config.posterior.beta_start, config.posterior.beta_end)
     # Dropout takes its numbers from torch's own generator: keyed by the step too, so that it carries no state.
-    torch.manual_seed(fold(DROPOUT, config.seed, step, processes.rank))
+    torch.manual_seed(fold(RandomStream.DROPOUT, config.seed, step, processes.rank))
 
     posterior.reuse_gradients()
     nll = torch.zeros((), device=posterior.means.device, dtype=posterior.means.dtype)

@@ -26,7 +26,7 @@ from torch import Tensor
 from byov._core.callbacks import Progress
 from byov._core.errors import BadInput
 from byov._core.files import write_atomically, write_json
-from byov._core.randomness import VIEWS, fold
+from byov._core.randomness import RandomStream, fold
 from byov._core.threads import in_order
 from byov.backbones import Encoder
 from byov.backbones.folded_copy import inference_copy
@@ -190,7 +190,7 @@ def _activations(
     config: Config, encoder: Encoder, pixels: Callable[[Tensor], Tensor], description: Description
 ) -> Iterator[Tensor]:
     """All of view 0, batch by batch, then all of view 1, ...; on a CPU each core has batches of its own."""
-    fast, seed = cast(Encoder, inference_copy(encoder)), fold(VIEWS, config.seed)
+    fast, seed = cast(Encoder, inference_copy(encoder)), fold(RandomStream.VIEWS, config.seed)
     size, dtype = encoder.image_shape[-1], encoder.pixel_mean.dtype
     batches = torch.split(torch.arange(description.shape[1]), BATCH)
 

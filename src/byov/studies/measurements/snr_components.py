@@ -16,7 +16,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from byov._core.callbacks import Say
-from byov._core.randomness import permutation
+from byov._core.randomness import RandomStream, permutation
 from byov.data.resample import resized
 from byov.evaluation.labelled import Subject, subject_of
 from byov.inference.inputs import spread
@@ -47,7 +47,6 @@ UNITS = (0.25, 0.5)  # sparsities of whole units
 RETRAINED, ROUNDS = 0.9, 3  # the sparsity that is reached in so many rounds of pruning and training
 ROUND = 30  # a round takes the run's own epochs divided by this
 IMAGES = 2000  # test images at most
-SHUFFLED = 12  # the first part of the key of the shuffled sigmas, so that no other use shares their numbers
 
 Row = dict[str, Any]
 
@@ -67,7 +66,8 @@ def part_scores(posterior: Posterior, part: str, seed: int = 0) -> dict[str, Ten
     if part != "snr_shuffled":
         raise ValueError(f"there is no part {part!r}: use one of {', '.join(PARTS)}.")
     return {
-        name: magnitudes[name] / sigma.flatten()[permutation(sigma.numel(), SHUFFLED, seed, place)].view_as(sigma)
+        name: magnitudes[name]
+        / sigma.flatten()[permutation(sigma.numel(), RandomStream.SHUFFLED_SIGMA, seed, place)].view_as(sigma)
         for place, (name, sigma) in enumerate(sigmas.items())
     }
 
