@@ -22,8 +22,6 @@ import argparse
 import csv
 import io
 import math
-import os
-import shutil
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,7 +36,7 @@ from numpy.random import Generator
 from PIL import Image
 
 from byov._core.errors import BadInput
-from byov._core.files import write_json
+from byov._core.files import folder_written_whole, write_json
 from byov.data.listing import list_images
 from byov.data.sources import open_source
 from byov.metrics.ranking import auroc
@@ -244,18 +242,13 @@ def build(planted: Planted, out: Path) -> int:
     labels = [label for label, count, _ in groups for _ in range(count)]
     images = chain.from_iterable(group for _, _, group in groups)
     paths = _paths(len(labels), _rng(planted.seed, "names"))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
+    with folder_written_whole(out) as temporary:
         rows = []
         writers = _rng(planted.seed, "files").spawn(len(labels))
         for label, path, image, rng in zip(labels, paths, images, writers, strict=True):
             rows.append((_write(image, temporary / "images", path, rng), label))
         with (temporary / "truth.csv").open("w", encoding="utf-8", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows([("path", "kind"), *sorted(rows)])
-        temporary.rename(out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return len(labels)
 
 

@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from byov._core.errors import BadInput
-from byov._core.files import write_atomically
+from byov._core.files import without_prefix, write_atomically
 from byov.backbones import Encoder, timm
 from byov.backbones._torchvision import import_torchvision
 from byov.config import Model, to_dict
@@ -35,7 +35,7 @@ from byov.inference.load import Run
 from byov.posterior.segments import untied
 from byov.pruning.prune import LAST, encoder_masks, encoder_of
 from byov.pruning.structured import compact
-from byov.runs.checkpoints import load, part
+from byov.runs.checkpoints import load
 from byov.scoring.one_pass import FastScorer, percentiles
 
 Format = Literal["safetensors", "onnx", "timm"]
@@ -76,7 +76,7 @@ def export(
             _tensors(encoder) | {f"log_variance.{name}": value for name, value in variances.items()}, header, out
         )
     else:
-        masks = encoder_masks(part(load(run.folder / LAST)[0], "mask."))
+        masks = encoder_masks(without_prefix(load(run.folder / LAST)[0], "mask."))
         smaller = compact(encoder, masks)
         if with_uncertainty:
             _write_scorer(smaller, FastScorer(run, most=MOST), header, out)
@@ -95,7 +95,9 @@ def _encoder(run: Run, teacher: bool) -> Encoder:
         run.teacher_encoder()  # says no where there is none
         assert run.learner.teacher is not None
         tensors = run.learner.teacher.tensors()
-        encoder.load_state_dict({k: v for w in ("mean", "other") for k, v in part(tensors, f"{w}.encoder.").items()})
+        encoder.load_state_dict(
+            {k: v for w in ("mean", "other") for k, v in without_prefix(tensors, f"{w}.encoder.").items()}
+        )
     assert isinstance(encoder, Encoder)
     return encoder.cpu().float().requires_grad_(False)
 

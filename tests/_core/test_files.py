@@ -1,5 +1,6 @@
 """Files are written whole or not at all."""
 
+import contextlib
 import errno
 import json
 import os
@@ -48,3 +49,29 @@ def test_no_space_is_also_known_in_the_words_of_a_rust_library(tmp_path: Path) -
         raise RuntimeError("I/O error: Permission denied (os error 13)")
     with pytest.raises(RuntimeError, match="else"), files.disk_space_checked(tmp_path):
         raise RuntimeError("something else (os error 280)")
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    place = tmp_path / "a" / "folder"
+    with pytest.raises(KeyError), files.folder_written_whole(place) as folder:
+        files.write_text(folder / "file", "half")
+        raise KeyError
+    assert not list(place.parent.iterdir())
+    with files.folder_written_whole(place) as folder:
+        files.write_text(folder / "file", "whole")
+        assert not place.exists() and folder.parent == place.parent
+    assert [p.name for p in place.parent.iterdir()] == ["folder"] and (place / "file").read_text() == "whole"
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_folder_that_another_process_has_put_there_meanwhile(tmp_path: Path, keep: bool) -> None:
+    place = tmp_path / "folder"
+    outcome = contextlib.nullcontext() if keep else pytest.raises(OSError, match="not empty")
+    with outcome, files.folder_written_whole(place, keep_existing=keep) as folder:
+        files.write_text(folder / "file", "second")
+        files.write_text(place / "file", "first")
+    assert (place / "file").read_text() == "first" and [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_prefix_selects_and_is_stripped() -> None:
+    assert files.without_prefix({"a.b": 1, "a.a.c": 2, "b": 3, "ba.": 4}, "a.") == {"b": 1, "a.c": 2}

@@ -12,6 +12,7 @@ import torch
 
 import byov
 from byov._core.errors import BadInput
+from byov._core.files import without_prefix
 from byov.config import Config, Model, Monitor, Optim, Posterior, read_config
 from byov.data.sources import open_source
 from byov.evaluation.evaluate import evaluate
@@ -46,7 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory):
 
 
 def masks_of(folder: Path) -> dict[str, torch.Tensor]:
-    return checkpoints.part(checkpoints.load(folder / LAST)[0], "mask.")
+    return without_prefix(checkpoints.load(folder / LAST)[0], "mask.")
 
 
 def zeros(run) -> float:

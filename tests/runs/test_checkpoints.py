@@ -3,6 +3,7 @@ import torch
 from safetensors.torch import save_file
 
 from byov._core.errors import BadInput
+from byov._core.files import without_prefix
 from byov.runs import checkpoints
 from byov.training.optimizers import optimizer_state
 
@@ -14,7 +15,7 @@ def test_round_trip(tmp_path) -> None:
     loaded, state = checkpoints.load(path)
     assert state == {"step": 7, "config": {"x": [1, 2]}}
     assert all(torch.equal(loaded[k], v) for k, v in tensors.items())
-    assert set(checkpoints.part(loaded, "a.")) == {"b", "c"}
+    assert set(without_prefix(loaded, "a.")) == {"b", "c"}
 
 
 def test_a_failed_write_keeps_the_old_and_leaves_nothing(tmp_path, monkeypatch) -> None:

@@ -12,6 +12,7 @@ from torch.distributions import Normal, kl_divergence
 
 import tiny
 from byov import priors
+from byov._core.files import without_prefix
 from byov.config import Optim, Posterior
 from byov.posterior import Posterior as Gaussian
 from byov.runs import checkpoints
@@ -79,7 +80,7 @@ def test_training_leaves_what_is_pruned_at_zero_and_moves_the_rest(case: str, tm
     for name in set(masks) & set(sigmas):
         assert (sigmas[name][~masks[name]] == PRUNED).all() and (sigmas[name][masks[name]] > -20).all()
     stored, _ = checkpoints.load(tmp_path / "run" / LAST)
-    for name, mask in checkpoints.part(stored, "mask.").items():
+    for name, mask in without_prefix(stored, "mask.").items():
         assert torch.equal(mask, masks[name])
 
 

@@ -16,10 +16,8 @@ import os
 import re
 import shutil
 import time
-import uuid
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +28,7 @@ from torch import Tensor
 
 from byov._core.callbacks import Progress, Say
 from byov._core.errors import BadInput
-from byov._core.files import disk_space_checked, write_json, write_text
+from byov._core.files import folder_written_whole, write_json, write_text
 from byov._core.threads import in_order
 from byov.data.decode import AT_ONCE, Unusable, decode_some, pillow_left_to_us
 from byov.data.fetch import data_folder
@@ -110,7 +108,7 @@ def _decode_into(folder: Path, root: Path, listing: Listing, side: int, progress
         say(f"{root} has changed since its images were decoded: decoding them anew.")
     _remove_abandoned(folder.parent.glob(f".{stem}-*.tmp"))
     _check_space(folder.parent, root, len(listing.files) * 3 * side**2)
-    with _whole(folder) as temporary:
+    with folder_written_whole(folder, keep_existing=True) as temporary:
         skipped = _write_images(temporary / "images.u8", root, listing.files, side, progress)
         count = len(listing.files) - len(skipped)
         if not count:
@@ -157,23 +155,6 @@ def shown(path: str) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------------- folders
-
-
-@contextmanager
-def _whole(folder: Path) -> Iterator[Path]:
-    """A folder to write to, which comes into its place when all went well. If another process was first, its stays."""
-    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")  # of many machines, in a shared folder
-    try:
-        with disk_space_checked(folder):
-            temporary.mkdir()
-            yield temporary
-            try:
-                temporary.rename(folder)
-            except OSError:
-                if not folder.is_dir():
-                    raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _remove_abandoned(folders: Iterable[Path]) -> None:

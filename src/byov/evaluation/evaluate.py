@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from byov import __version__
 from byov._core.callbacks import Progress, Say, say_on_stderr
 from byov._core.errors import BadInput
-from byov._core.files import write_json
+from byov._core.files import without_prefix, write_json
 from byov.config import absolute_source, same_source
 from byov.data.images import ImageSet
 from byov.data.shifts import SEVERITIES
@@ -263,7 +263,7 @@ class _Evaluation:
     def _outside(self, spec: str, rows: dict[str, Tensor]) -> Measures:
         """`ood.NAME.*`; the test images' scores are known."""
         images = outside_images(self.own, spec, self.say)
-        inside = {name.removeprefix("score."): row for name, row in rows.items() if name.startswith("score.")}
+        inside = without_prefix(rows, "score.")
         draws = self.wanted.draws
         make = partial(outside_measures, self.own, spec, images, draws, inside)
         return self._measures(f"ood-{plain_name(spec)}", [draws, spec, digest(images)], make)

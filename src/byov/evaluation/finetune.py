@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from byov._core.callbacks import Say
+from byov._core.files import without_prefix
 from byov.config import Config, Monitor, Optim, Posterior, View
 from byov.evaluation.labelled import Subject
 from byov.evaluation.named_metrics import Measures, below, class_measures
@@ -77,7 +78,7 @@ def _trainer(subject: Subject, folder: Path) -> Trainer:
             classifier.bias.copy_((subject.probe.bias - weights @ subject.probe.mean).nan_to_num(neginf=IMPOSSIBLE))
 
     learner = build_learner(config, shape, data.classes, run.encoder.means.device, initialise)
-    masks = checkpoints.part(checkpoints.load(run.folder / LAST)[0], "mask.") if own else {}
+    masks = without_prefix(checkpoints.load(run.folder / LAST)[0], "mask.") if own else {}
     hold_pruned(learner, {name: mask for name, mask in masks.items() if name.startswith("encoder.")})
     return Trainer(config, folder, learner, data.train)
 

@@ -12,9 +12,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from byov._core.files import without_prefix
 from byov.evaluation.labelled import Subject
 from byov.evaluation.named_metrics import Scores, below, predictive_scores
-from byov.evaluation.predictive import Advance, Pass, over_draws, without_prefix, work_key
+from byov.evaluation.predictive import Advance, Pass, over_draws, work_key
 from byov.evaluation.probe import Probe
 from byov.inference.features import features_of
 from byov.inference.inputs import at_side

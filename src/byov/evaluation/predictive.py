@@ -24,7 +24,7 @@ from torch import Tensor
 
 from byov._core.callbacks import Progress
 from byov._core.errors import BadInput
-from byov._core.files import write_atomically
+from byov._core.files import without_prefix, write_atomically
 from byov.data.resample import resized
 from byov.evaluation.partial_results import digest
 from byov.evaluation.probe import Probe
@@ -250,11 +250,6 @@ def _read_partial(path: Path, nothing: dict[str, A], most: int) -> tuple[dict[st
     if done > most:
         return nothing, 0
     return {name: type(a).from_state(without_prefix(tensors, f"{name}/")) for name, a in nothing.items()}, done
-
-
-def without_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Those whose names have the prefix, without it."""
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def _joined(found: dict[str, A], any_draws: bool, processes: Processes) -> dict[str, A]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from byov._core.errors import BadInput
+from byov._core.files import without_prefix
 from byov.config import Config, merge
 from byov.inference.features import features_of
 from byov.posterior import Posterior
@@ -84,9 +85,9 @@ def load(folder: str | Path, device: str = "cpu", processes: Processes | None = 
     config = merge(Config(), state["config"], str(path))
     shape: Any = tuple(state["image_shape"])
     learner = build_learner(config, shape, state["classes"], device)
-    learner.posterior.load_tensors(checkpoints.part(tensors, "student."), str(path))
+    learner.posterior.load_tensors(without_prefix(tensors, "student."), str(path))
     if learner.teacher is not None:
-        learner.teacher.load_tensors(checkpoints.part(tensors, "teacher."), str(path))
+        learner.teacher.load_tensors(without_prefix(tensors, "teacher."), str(path))
         learner.teacher.eval()
     encoder = learner.posterior.eval().part("encoder").eval()
     classes, seen = state["classes"], state.get("fingerprint")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import shutil
 import time
 import zlib
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 
 from byov._core.callbacks import Progress, Say, say_on_stderr
 from byov._core.errors import BadInput
-from byov._core.files import write_json, write_text
+from byov._core.files import folder_written_whole, without_prefix, write_json, write_text
 from byov.config import Config, same_source, to_dict, to_yaml
 from byov.data.images import ImageSet
 from byov.data.resample import resized
@@ -158,7 +157,7 @@ def without(encoder: nn.Module, masks: Masks) -> nn.Module:
 
 def encoder_masks(masks: Masks) -> dict[str, Tensor]:
     """The masks under the names that the encoder has for its parameters."""
-    return checkpoints.part(masks, "encoder.")
+    return without_prefix(masks, "encoder.")
 
 
 def _retraining(config: Config, epochs: int) -> Config:
@@ -179,18 +178,14 @@ def _restarted(state: Mapping[str, Any], config: Config) -> dict[str, Any]:
 def _write_run(
     origin: Path, out: Path, config: Config, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
 ) -> None:
-    """Writes the folder beside its place, then moves it there: a run is there whole or not at all."""
-    place = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
+    """Write the folder of a run, whole or not at all."""
+    with folder_written_whole(out) as place:
         write_text(place / "config.yaml", to_yaml(config))
         for name in KEPT_FILES:
             if (origin / name).is_file():
                 (place / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(origin / name, place / name)
         checkpoints.save(place / LAST, tensors, state)
-        place.rename(out)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
 
 
 def _prune_on(run: Run, how: Pruning, sparsity: float) -> None:
@@ -202,7 +197,7 @@ def _prune_on(run: Run, how: Pruning, sparsity: float) -> None:
 
 def _masks(folder: Path) -> dict[str, Tensor]:
     """The masks of a run that is pruned."""
-    return checkpoints.part(checkpoints.load(folder / LAST)[0], "mask.")
+    return without_prefix(checkpoints.load(folder / LAST)[0], "mask.")
 
 
 # -------------------------------------------------------------------------------------------------------- what it costs

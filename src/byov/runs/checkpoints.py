@@ -50,8 +50,3 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
             yield file, json.loads(metadata["state"])
     except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
         raise BadInput(f"the checkpoint {path} is damaged ({error}): restore a copy, or train again.") from error
-
-
-def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors below a prefix, without it."""
-    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}

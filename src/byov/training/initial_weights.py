@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from byov._core.errors import BadInput
+from byov._core.files import without_prefix
 from byov.backbones import efficientnet_lite, timm
 from byov.config import LITE
 from byov.runs import checkpoints
@@ -50,8 +51,8 @@ def _read(path: Path) -> dict[str, Tensor]:
     """Weights by name, as the run or the file has them."""
     if path.is_dir() or path.name == "last.safetensors":
         tensors, _ = checkpoints.load(path / "checkpoints" / "last.safetensors" if path.is_dir() else path)
-        student = checkpoints.part(tensors, "student.")
-        return checkpoints.part(student, "mean.") | checkpoints.part(student, "other.")
+        student = without_prefix(tensors, "student.")
+        return without_prefix(student, "mean.") | without_prefix(student, "other.")
     if not path.is_file():
         raise BadInput(f"there are no weights {path}: {GIVE}.")
     try:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from byov._core.errors import BadInput, TrainingFailed
-from byov._core.files import write_json
+from byov._core.files import without_prefix, write_json
 from byov._core.randomness import RandomStream, permutation
 from byov.config import Config, differences, merge, to_dict
 from byov.data.images import ImageSet
@@ -302,13 +302,13 @@ class Trainer:
         different.pop("optim.epochs", None)  # --extend
         if different:
             raise BadInput(f"{path} was made with another {next(iter(different))}: it belongs to another run.")
-        self.learner.posterior.load_tensors(checkpoints.part(tensors, "student."), str(path))
+        self.learner.posterior.load_tensors(without_prefix(tensors, "student."), str(path))
         if self.learner.teacher is not None:
-            self.learner.teacher.load_tensors(checkpoints.part(tensors, "teacher."), str(path))
+            self.learner.teacher.load_tensors(without_prefix(tensors, "teacher."), str(path))
         if "prior.mean" in tensors:
             self.learner.prior.mean.copy_(tensors["prior.mean"])  # type: ignore[union-attr]
-        hold_pruned(self.learner, checkpoints.part(tensors, "mask."))
-        optimizer_state.load_optimizer_tensors(self.optimizer, checkpoints.part(tensors, "optimizer."))
+        hold_pruned(self.learner, without_prefix(tensors, "mask."))
+        optimizer_state.load_optimizer_tensors(self.optimizer, without_prefix(tensors, "optimizer."))
         self.step, self.seconds = state["step"], state["seconds"]
 
     def finish(self, seconds: float) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +12,7 @@ from torch import Tensor
 
 from byov._core.callbacks import Progress, Say, say_on_stderr
 from byov._core.errors import BadInput
-from byov._core.files import write_text
+from byov._core.files import folder_written_whole, write_text
 from byov.backbones import build_encoder
 from byov.config import SUPERVISED, Config, absolute_source, differences, read_config, to_yaml
 from byov.data.images import ImageSet, Outline
@@ -186,17 +184,13 @@ def _with_calibration_of(config: Config, out: Path) -> Config:
 
 
 def _begin(trainer: Trainer, division: Division) -> None:
-    """Writes the folder of a new run beside its place, then moves it there: a run is there whole or not at all."""
+    """Write the folder of a new run, whole or not at all."""
     out = trainer.folder
-    trainer.folder = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
+    with folder_written_whole(out) as trainer.folder:
         write_text(trainer.folder / "config.yaml", to_yaml(trainer.config))
         write_reference(trainer.folder, trainer.config, len(trainer.data), trainer.fingerprint, division)
         write_pixels(trainer.folder, trainer.data.images, division, trainer.learner.image_size)
         trainer.save()  # a run can be resumed from its first moment on
-        trainer.folder.rename(out)
-    finally:
-        shutil.rmtree(trainer.folder, ignore_errors=True)
     trainer.folder = out
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from byov._core.callbacks import Say
+from byov._core.files import without_prefix
 from byov.data.shifts import SHIFTS, shifted
 from byov.evaluation.labelled import Subject
 from byov.evaluation.named_metrics import Measures
@@ -75,7 +76,7 @@ class Seen(dict[str, Tensor]):
     """Features by name: `test`, `shift.NAME.SEVERITY`, `ood.SOURCE`."""
 
     def below(self, prefix: str) -> dict[str, Tensor]:
-        return {name.removeprefix(prefix): features for name, features in self.items() if name.startswith(prefix)}
+        return without_prefix(self, prefix)
 
 
 def _seen(subject: Subject, outside: dict[str, Tensor]) -> Seen:
