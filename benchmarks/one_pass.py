@@ -23,7 +23,7 @@ import torch
 
 from byov.export import MOST, export
 from byov.inference.load import Run, load
-from byov.inference.reference import Bank, BankFeatures
+from byov.inference.reference import ReferenceFeatures, ReferenceSet
 from byov.metrics.correlation import spearman
 from byov.scoring.one_pass import FastScorer
 from byov.scoring.scorer import Scorer, reference_scores
@@ -32,14 +32,14 @@ BATCHES = (1, 8, 32)
 IMAGES = 320  # in each turn's series, of any batch
 
 
-class Later(Bank):
+class Later(ReferenceSet):
     """A bank whose draws begin later."""
 
     def __init__(self, run: Run, skip: int) -> None:
         super().__init__(run)
         self.skip = skip
 
-    def at(self, k: int | None) -> BankFeatures:
+    def at(self, k: int | None) -> ReferenceFeatures:
         return super().at(None if k is None else k + self.skip)
 
 
@@ -48,7 +48,7 @@ def agreement(run: Run, draws: int) -> dict[str, Any]:
     fast, full = FastScorer(run, draws=draws), Scorer(run, draws=draws)
     halves = [reference_scores(Later(run, skip), full.uncertainty, draws // 2) for skip in (0, draws // 2)]
     half = float(spearman(*halves))
-    images = fast.bank.calibration_images()
+    images = fast.reference.calibration_images()
     unseen = spearman(fast.scores(images).uncertainty, full.scores(images).uncertainty)
     return {
         "uncertainty": full.uncertainty,
@@ -69,7 +69,7 @@ def cost(run: Run) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         paths = [export(run, "onnx", Path(folder) / f"{w}.onnx", with_uncertainty=w) for w in (False, True)]
         graphs = [onnxruntime.InferenceSession(str(p), options, providers=["CPUExecutionProvider"]) for p in paths]
-    found: dict[str, Any] = {"reference_images": min(MOST, len(Bank(run).means.features))}
+    found: dict[str, Any] = {"reference_images": min(MOST, len(ReferenceSet(run).means.features))}
     for batch in BATCHES:
         images = torch.rand(batch, *run.image_shape).numpy()
         turns: list[list[float]] = []

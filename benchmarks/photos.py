@@ -156,10 +156,10 @@ def loop(run: str, parts: str, draws: int) -> Turn:
 def knn_distance(run: str, draws: int) -> Callable[[Tensor], Tensor]:
     """Mean cosine distance of images to their nearest reference images, averaged over draws; draws 0: at the means."""
     import byov
-    from byov.inference.reference import Bank
+    from byov.inference.reference import ReferenceSet
 
     opened = byov.load(run)
-    bank = Bank(opened).images
+    bank = ReferenceSet(opened).images
     state = opened.encoder.unwrapped().state_dict()
     prefix = "backbone."
     network = timm_lite0({name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)})

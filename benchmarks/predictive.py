@@ -114,10 +114,10 @@ def _prepared(bank: int) -> Iterator[Path]:
 def cached(run: str, count: int) -> Turn:
     """A bank that has met these draws before: its features are read."""
     from byov.evaluation.predictive import predict_classes
-    from byov.inference.reference import Bank
+    from byov.inference.reference import ReferenceSet
 
     opened, probe, tested = _opened(run, count)
-    bank = Bank(opened)
+    bank = ReferenceSet(opened)
     return steps_of(lambda k: predict_classes(bank, probe, tested, DRAWS))
 
 
@@ -125,7 +125,7 @@ def included(run: str, count: int) -> Turn:
     """A bank that has met nothing yet, from opening its images to writing its features, in a copy of the run."""
     import byov
     from byov.evaluation.predictive import predict_classes
-    from byov.inference.reference import Bank
+    from byov.inference.reference import ReferenceSet
 
     own = f"{run}-{count}"
     shutil.copytree(run, own)
@@ -135,7 +135,7 @@ def included(run: str, count: int) -> Turn:
     def step(_: int) -> None:
         for features in (Path(own) / "reference").glob("*/"):
             shutil.rmtree(features)
-        predict_classes(Bank(opened), probe, tested, DRAWS)
+        predict_classes(ReferenceSet(opened), probe, tested, DRAWS)
 
     return steps_of(step)
 
@@ -241,12 +241,12 @@ def _fresh(run: Path, draws: int) -> float:
 
 def _predict(pipe: Connection, run: Path, draws: int) -> None:
     from byov.evaluation.predictive import predict_classes
-    from byov.inference.reference import Bank
+    from byov.inference.reference import ReferenceSet
     from byov.training.monitors import peak_memory_mib
 
     torch.set_num_threads(THREADS)
     opened, probe, tested = _opened(str(run), MEMORY_IMAGES)
     for features in (run / "reference").glob("*/"):
         shutil.rmtree(features)
-    predict_classes(Bank(opened), probe, tested, draws)
+    predict_classes(ReferenceSet(opened), probe, tested, draws)
     pipe.send(peak_memory_mib(torch.device("cpu")))

@@ -33,7 +33,7 @@ from byov.evaluation.probe import fit_probe
 from byov.inference.features import at_this_draw, before_draws, features_of
 from byov.inference.inputs import at_side, in_channels, spread
 from byov.inference.load import Run, load
-from byov.inference.reference import Bank, at_draw
+from byov.inference.reference import ReferenceSet, at_draw
 from byov.metrics.ranking import auroc, midranks
 from byov.metrics.resampling import resampled_counts
 from byov.scoring.posthoc import IMAGES, Neighbourhoods
@@ -79,7 +79,7 @@ def evaluate_scores(
     names = [n for n in only or CANDIDATES if not CANDIDATES[n].least_draws or not is_deterministic(run)]
     names = list(dict.fromkeys([*names, ODDNESS, Scorer(run, draws=draws).uncertainty]))
     scores = all_scores(run, test, draws, names)
-    scores |= knn_scores(Bank(run), features) | {"confidence (labels)": 1 - probabilities.max(1).values}
+    scores |= knn_scores(ReferenceSet(run), features) | {"confidence (labels)": 1 - probabilities.max(1).values}
     if loss and isinstance(run.learner, SelfSupervised):
         scores |= loss_scores(run, run.learner, at_side(test, side), max(draws, 1))
     if ensemble:
@@ -117,7 +117,7 @@ def ood_images(run: Run, spec: str, most: int = 1000) -> Tensor:
     return in_channels(run, images[spread(len(images), most)])[0]
 
 
-def knn_scores(bank: Bank, features: Tensor) -> dict[str, Tensor]:
+def knn_scores(bank: ReferenceSet, features: Tensor) -> dict[str, Tensor]:
     """Mean cosine distance to the k nearest reference images at the means, with and without centring."""
     reference = bank.means.features
     found = {}
@@ -160,7 +160,7 @@ def ensemble_disagreement(runs: Sequence[Run], images: Tensor, draws: int = 0) -
     """
     votes, encoders = 0.0, 0
     for run in runs:
-        bank = Bank(run)
+        bank = ReferenceSet(run)
         before = before_draws(run.encoder, images, run.image_shape[-1])
         for k in range(draws) if draws else [None]:
             with at_draw(run.encoder, run.config.seed, k):
@@ -175,7 +175,7 @@ def ensemble_disagreement(runs: Sequence[Run], images: Tensor, draws: int = 0) -
 
 def overlap_of_draws(run: Run) -> float:
     """Mean Jaccard overlap of the nearest reference images between two draws, as `--method posthoc` sets it."""
-    images = Bank(run).images
+    images = ReferenceSet(run).images
     return Neighbourhoods(run.encoder, images[spread(len(images), IMAGES)], run.config.seed).overlap()
 
 

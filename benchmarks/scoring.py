@@ -111,10 +111,10 @@ def ours(run: str, photos: str, draws: int) -> Turn:
 
 def loop(run: str, photos: str, draws: int, batch: int) -> Turn:
     import byov
-    from byov.inference.reference import Bank, at_draw
+    from byov.inference.reference import ReferenceSet, at_draw
 
     opened = byov.load(run)
-    encoder, seed, bank = opened.encoder.eval(), opened.config.seed, Bank(opened)
+    encoder, seed, bank = opened.encoder.eval(), opened.config.seed, ReferenceSet(opened)
     ks = list(range(draws)) or [None]
     known = {k: bank.aligned(bank.at(k).features, k) for k in ks}
     moments = {k: bank.at(k).moments for k in ks}, bank.means.moments

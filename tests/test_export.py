@@ -139,8 +139,8 @@ def test_onnx_with_both_scores_as_the_fast_scorer_gives_them(run, plain, images:
         )
         assert header["scores"]["predicted"] == (one is run)
         scorer = FastScorer(one)
-        assert header["scores"]["reference_images"] == len(scorer.bank.images) == 32
-        known = torch.cat([images, scorer.bank.images[:3] / 255, scorer.bank.calibration_images()[:3] / 255])
+        assert header["scores"]["reference_images"] == len(scorer.reference.images) == 32
+        known = torch.cat([images, scorer.reference.images[:3] / 255, scorer.reference.calibration_images()[:3] / 255])
         expected, exact = scorer.scores(known)._asdict(), Scorer(one).scores(known)._asdict()
         found = dict(zip(outputs, session.run(outputs, {"images": known.numpy()}), strict=True))
         for name, values in found.items():

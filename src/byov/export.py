@@ -210,7 +210,7 @@ class _Scored(nn.Module):
 
 def _write_scorer(encoder: nn.Module, scorer: FastScorer, header: dict[str, Any], out: Path) -> None:
     """The encoder with both scores. What is checked are also reference images, which must not find themselves."""
-    model, known = scorer.model, scorer.bank.images
+    model, known = scorer.model, scorer.reference.images
     some = known[spread(len(known), 5)]
     images = torch.cat([_noise(header), some / 255 if some.dtype == torch.uint8 else some])
     scores = scorer.scores(images)._asdict()
@@ -224,7 +224,7 @@ def _write_scorer(encoder: nn.Module, scorer: FastScorer, header: dict[str, Any]
         "predicted": model.predicts,
         "agreement": model.agreement,
         "reference_images": len(model.reference),
-        "reference_images_of_run": len(scorer.bank.means.features),
+        "reference_images_of_run": len(scorer.reference.means.features),
         "neighbour": model.odd,
         "calibration_images": usual,
     }

@@ -22,7 +22,7 @@ from byov.evaluation.agreement import align, alignment, density, given_both, pre
 from byov.evaluation.predictive import predict_classes
 from byov.evaluation.probe import Probe, fit_probe
 from byov.inference.load import Run
-from byov.inference.reference import Bank, at_draw
+from byov.inference.reference import ReferenceSet, at_draw
 from byov.metrics import Predictive, partial_pearson, partial_spearman, pearson
 from byov.runs.split import divide
 from byov.training.prepare import prepare
@@ -194,7 +194,7 @@ def test_three_runs_to_one_record(runs: dict[str, Run]) -> None:
     # the run is seen through a probe on the images it was trained on, its draws aligned
     some = train.subset(torch.tensor(sorted(trained_on(run))))
     probe = fit_probe(run.features(some.images), some.labels, classes=10)
-    predictions = predict_classes(Bank(run), probe, test.images, draws)
+    predictions = predict_classes(ReferenceSet(run), probe, test.images, draws)
     assert std["run"] == pytest.approx(predictions.aligned.predictive_std.tolist(), rel=1e-4)
     given_them = align(run, runs["bbb"], draws=draws, resamples=50, predictions=predictions)
     assert given_them["unaligned.spearman"] == pytest.approx(found["unaligned.spearman"], abs=1e-6)
@@ -237,7 +237,7 @@ def test_scores_that_do_not_vary_are_refused(runs: dict[str, Run]) -> None:
     same = Predictive(len(test), 10)
     for shift in (0.0, 0.1):
         same.update(torch.tensor([[0.5 + shift, 0.5 - shift, *[0.0] * 8]]).expand(len(test), -1))
-    predictions = predict_classes(Bank(runs["byov"]), _any_probe(runs["byov"]), test.images, 2)
+    predictions = predict_classes(ReferenceSet(runs["byov"]), _any_probe(runs["byov"]), test.images, 2)
     with pytest.raises(BadInput, match="cannot be aligned"):
         align(runs["byov"], runs["bbb"], draws=2, predictions=predictions._replace(aligned=same), resamples=5)
     with pytest.raises(ValueError, match="are of 3 images"):

@@ -12,7 +12,7 @@ from byov.config import View, Views
 from byov.evaluation import encoder_check
 from byov.evaluation.encoder_check import EncoderCheck, check_encoder, check_on_images, own_ranks, paired_interval
 from byov.inference.load import Run
-from byov.inference.reference import Bank
+from byov.inference.reference import ReferenceSet
 from handmade import images, pixels
 from handmade import run as made_run
 
@@ -93,24 +93,24 @@ def test_the_interval_of_a_difference() -> None:
 
 
 def test_whatever_sees_all_finds_all_where_nothing_is_changed(opened) -> None:
-    check = check_encoder(Bank(opened(pixels, STILL)))
+    check = check_encoder(ReferenceSet(opened(pixels, STILL)))
     assert (check.encoder, check.untrained, check.pixels) == (1, 0, 1)
     assert check.images == 60 and check.views == 300 and check.held_out
     assert not check.trusted, "raw pixels do as well"
 
 
 def test_an_encoder_that_has_learned_the_views_is_trusted(opened) -> None:
-    check = check_encoder(Bank(opened(mirror_invariant, MIRRORED)))
+    check = check_encoder(ReferenceSet(opened(mirror_invariant, MIRRORED)))
     assert check.encoder == 1 and check.pixels < 0.3 and check.trusted
 
 
 def test_a_blind_encoder_is_not_trusted(opened) -> None:
-    check = check_encoder(Bank(opened(blind, STILL)))
+    check = check_encoder(ReferenceSet(opened(blind, STILL)))
     assert check.encoder == 0 and not check.trusted
 
 
 def test_few_calibration_images_are_replaced_by_those_of_the_reference_set(opened) -> None:
-    check = check_encoder(Bank(opened(mirror_invariant, MIRRORED, calibration=20)))
+    check = check_encoder(ReferenceSet(opened(mirror_invariant, MIRRORED, calibration=20)))
     assert check.images == 140 and not check.held_out and check.encoder == 1
     assert "of images it was trained on" in check.sentence()
 
@@ -125,19 +125,19 @@ def test_copies_among_the_references_do_not_hide_an_image(opened) -> None:
 def test_the_result_is_cached_until_the_weights_change(opened, monkeypatch: pytest.MonkeyPatch) -> None:
     run = opened(mirror_invariant, replace(MIRRORED, crop_area=(0.5, 1.0)))
     told: list[str] = []
-    first = check_encoder(Bank(run), lambda what, done, total: told.append(what))
+    first = check_encoder(ReferenceSet(run), lambda what, done, total: told.append(what))
     assert set(told) == {"checking the encoder"}
-    for path in Bank(run).folder.glob(f"{encoder_check.CACHE}*"):
+    for path in ReferenceSet(run).folder.glob(f"{encoder_check.CACHE}*"):
         kept = path.read_bytes()
         path.unlink()
-        assert check_encoder(Bank(run)) == first and path.read_bytes() == kept, "the same again"
+        assert check_encoder(ReferenceSet(run)) == first and path.read_bytes() == kept, "the same again"
     with monkeypatch.context() as patch:
         patch.setattr(encoder_check, "_all_hits", None)
-        assert check_encoder(Bank(run)) == first
+        assert check_encoder(ReferenceSet(run)) == first
     with torch.no_grad():
         run.encoder.means.add_(1)
     told.clear()
-    check_encoder(Bank(run), lambda what, done, total: told.append(what))
+    check_encoder(ReferenceSet(run), lambda what, done, total: told.append(what))
     assert told
 
 

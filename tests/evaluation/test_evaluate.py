@@ -25,7 +25,7 @@ from byov.evaluation.partial_results import read_section
 from byov.evaluation.predictive import predict_classes, predict_levels
 from byov.evaluation.probe import fit_probe
 from byov.inference.load import Run
-from byov.inference.reference import Bank
+from byov.inference.reference import ReferenceSet
 from byov.pruning.criteria import Pruning
 from byov.pruning.prune import prune
 from byov.runs.split import PIXELS
@@ -140,7 +140,7 @@ def test_draws_and_shifts_are_those_of_their_parts(everything, run: Run) -> None
     seen = torch.tensor(sorted(set(range(TRAIN)) - set(told["calibration"])))
     probe = fit_probe(run.features(train.images[seen]), train.labels[seen])
     assert made["top1"] == pytest.approx(accuracy_score(test.labels, probe.logits(run.features(test.images)).argmax(1)))
-    over = predict_classes(Bank(run), probe, test.images, 4)
+    over = predict_classes(ReferenceSet(run), probe, test.images, 4)
     for prefix, predictive in (("draws.", over.aligned), ("draws_unaligned.", over.unaligned)):
         assert made[f"{prefix}top1"] == pytest.approx(accuracy_score(test.labels, predictive.mean.argmax(1)))
         assert made[f"{prefix}mutual_information"] == pytest.approx(float(predictive.mutual_information.mean()))
@@ -148,14 +148,14 @@ def test_draws_and_shifts_are_those_of_their_parts(everything, run: Run) -> None
     expected = roc_auc_score(wrong, over.aligned.predictive_std)
     assert made["draws.selective.predictive_std.error_auroc"] == pytest.approx(expected)
     assert torch.allclose(rows["score.draws_entropy"], over.aligned.entropy)
-    level = predict_levels(Bank(run), test.images, 4)["projector"].aligned.variance.mean(1)
+    level = predict_levels(ReferenceSet(run), test.images, 4)["projector"].aligned.variance.mean(1)
     assert made["levels.projector.aligned.variance"] == pytest.approx(float(level.mean()))
     wrong = probe.logits(run.features(test.images)).argmax(1) != test.labels
     assert made["levels.projector.aligned.error_auroc"] == pytest.approx(roc_auc_score(wrong, level))
     now = shifted(test.images, torch.arange(TEST), "shear", 4, 0)
     guesses = probe.probabilities(run.features(now)).argmax(1)
     assert made["shifts.shear.4.top1"] == pytest.approx(accuracy_score(test.labels, guesses))
-    over = predict_classes(Bank(run), probe, now, 4)
+    over = predict_classes(ReferenceSet(run), probe, now, 4)
     assert made["shifts.shear.4.draws.top1"] == pytest.approx(accuracy_score(test.labels, over.aligned.mean.argmax(1)))
 
 
@@ -244,7 +244,7 @@ def test_a_run_whose_images_are_gone_is_evaluated_on_others(folder: Path, tmp_pa
     said: list[str] = []
     made = evaluate(byov.load(tmp_path / "run"), f"npz:{folder / 'digits.npz'}", draws=2, say=said.append)
     assert "selective.label_free_neighbours.aurc" in made and not any("label-free" in text for text in said)
-    shutil.rmtree(Bank(byov.load(tmp_path / "run")).folder)
+    shutil.rmtree(ReferenceSet(byov.load(tmp_path / "run")).folder)
     (tmp_path / "run" / PIXELS).unlink()  # as with a run of before: then only the source has the bank
     made = evaluate(byov.load(tmp_path / "run"), f"npz:{folder / 'digits.npz'}", say=said.append)
     assert 0 <= made["top1"] <= 1 and any("no label-free scores" in text for text in said)

@@ -30,7 +30,7 @@ from byov.evaluation.evaluate import evaluate
 from byov.evaluation.multiprocess import help_draws
 from byov.evaluation.probe import Probe
 from byov.inference.load import Run
-from byov.inference.reference import Bank
+from byov.inference.reference import ReferenceSet
 from byov.training.distributed.processes import Led, has_gone
 from byov.training.prepare import prepare
 
@@ -88,7 +88,7 @@ def _together(rank: int, folder: Path, swapped: bool) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     taken, take = [], predictive._Classes.take
 
-    def noted(self: Any, bank: Bank, k: int, *others: Any) -> None:
+    def noted(self: Any, bank: ReferenceSet, k: int, *others: Any) -> None:
         taken.append(k)
         take(self, bank, k, *others)
 
@@ -109,7 +109,7 @@ def _together(rank: int, folder: Path, swapped: bool) -> None:
 
 
 def _classes(run: Run, swapped: bool = False) -> dict[str, torch.Tensor]:
-    bank = Bank(run)
+    bank = ReferenceSet(run)
     width = bank.means.features.shape[1]
     if swapped:  # the run is trained further, now that the first process has opened it
         path = run.folder / "checkpoints" / "last.safetensors"

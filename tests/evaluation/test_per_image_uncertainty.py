@@ -12,7 +12,7 @@ from byov.evaluation.labelled import Labelled, Subject
 from byov.evaluation.per_image_uncertainty import LABEL_FREE, Drawn, pass_draws, scores_at_means
 from byov.evaluation.predictive import predict_classes
 from byov.inference.features import features_of
-from byov.inference.reference import Bank
+from byov.inference.reference import ReferenceSet
 from byov.metrics import entropy, knn_distance, mahalanobis
 from byov.scoring.scorer import CANDIDATES, candidate_scores
 
@@ -26,7 +26,7 @@ def subject(tmp_path: Path) -> Subject:
     labels = torch.arange(80) % 3
     train = ImageSet(handmade.images(80, seed=2), labels)
     data = Labelled("made", train, ImageSet(IMAGES, labels[:30]), torch.arange(80), True, None)
-    return Subject(run, run.encoder, data, handmade.SIDE, lambda *what: None, Bank(run))
+    return Subject(run, run.encoder, data, handmade.SIDE, lambda *what: None, ReferenceSet(run))
 
 
 def test_one_pass_equals_two(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_what_was_stopped_goes_on(subject: Subject, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(predictive, "SAVE_SECONDS", 0.0)
     update, seen = Drawn.update, []
 
-    def stop(self: Drawn, bank: Bank, probe: object, features: torch.Tensor, k: int) -> None:
+    def stop(self: Drawn, bank: ReferenceSet, probe: object, features: torch.Tensor, k: int) -> None:
         seen.append(k)
         if seen == [0, 1, 2, 3]:
             raise KeyboardInterrupt

@@ -19,7 +19,7 @@ from byov.evaluation.predictive import predict_classes, predict_levels
 from byov.evaluation.probe import Probe
 from byov.inference.features import features_of
 from byov.inference.load import Run
-from byov.inference.reference import Bank, at_draw
+from byov.inference.reference import ReferenceSet, at_draw
 from byov.metrics.predictive_uncertainty import Predictive
 from byov.training.distributed.processes import Processes
 
@@ -46,7 +46,7 @@ def affine(tmp_path: Path) -> Run:
 def test_mean_and_variance_of_a_linear_posterior(tmp_path: Path) -> None:
     """Outputs are N(mean, sigma^2 (|x|^2 + 1)), independent over features, so the sampling errors are known."""
     run, draws = handmade.student_run(tmp_path / "run"), 300
-    level = predict_levels(Bank(run), IMAGES, draws)["encoder"].raw
+    level = predict_levels(ReferenceSet(run), IMAGES, draws)["encoder"].raw
     expected = features_of(run.encoder, IMAGES).double()
     variance = 0.05**2 * (handmade.pixels(IMAGES).double().square().sum(1) + 1)
     assert level.draws == draws
@@ -58,7 +58,7 @@ def test_mean_and_variance_of_a_linear_posterior(tmp_path: Path) -> None:
 def test_alignment_leaves_nothing_of_shifts_and_stretches(tmp_path: Path) -> None:
     torch.manual_seed(0)
     run = handmade.run(tmp_path / "run", handmade.ShiftedAndStretched(6), sigma=0.2)
-    found = predict_classes(Bank(run), probe(6), IMAGES, 5)
+    found = predict_classes(ReferenceSet(run), probe(6), IMAGES, 5)
     at_means = probe(6).probabilities(run.features(IMAGES)).double()
     torch.testing.assert_close(found.aligned.mean, at_means, rtol=0, atol=1e-5)
     assert float(found.aligned.std.max()) < 1e-5 < 1e-2 < float(found.unaligned.std.max())
@@ -67,7 +67,7 @@ def test_alignment_leaves_nothing_of_shifts_and_stretches(tmp_path: Path) -> Non
 def test_levels_equal_the_network_at_each_draw(tmp_path: Path) -> None:
     """BatchNorm has its running statistics: an image's outputs do not hang on the images beside it."""
     run = handmade.student_run(tmp_path / "run")
-    bank = Bank(run)
+    bank = ReferenceSet(run)
     levels = predict_levels(bank, IMAGES, 4, batch_size=2)
     raw: list[list[Tensor]] = []
     moved: list[list[Tensor]] = []
@@ -92,7 +92,7 @@ def test_levels_equal_the_network_at_each_draw(tmp_path: Path) -> None:
 
 
 def test_class_probabilities_equal_a_plain_loop(affine: Run) -> None:
-    bank = Bank(affine)
+    bank = ReferenceSet(affine)
     found = predict_classes(bank, probe(6), IMAGES, 4)
     plain = [Predictive(9, 3), Predictive(9, 3)]
     for k in range(4):
@@ -110,7 +110,7 @@ def test_class_probabilities_equal_a_plain_loop(affine: Run) -> None:
 
 
 def test_batches_chunks_and_the_number_of_draws_change_nothing(affine: Run) -> None:
-    bank = Bank(affine)
+    bank = ReferenceSet(affine)
     whole = predict_classes(bank, probe(6), IMAGES, 3).aligned
     for batch_size in (1, 4):
         torch.testing.assert_close(
@@ -128,7 +128,7 @@ def test_batches_chunks_and_the_number_of_draws_change_nothing(affine: Run) -> N
 
 
 def test_pixels_in_0_to_1_and_other_sides_are_taken(affine: Run) -> None:
-    bank = Bank(affine)
+    bank = ReferenceSet(affine)
     whole = predict_classes(bank, probe(6), IMAGES, 2).aligned.mean
     scaled = predict_classes(bank, probe(6), IMAGES.float() / 255, 2).aligned.mean
     torch.testing.assert_close(scaled, whole, rtol=0, atol=1e-5)
@@ -154,10 +154,12 @@ def stopped(at: int) -> Callable[[str, int, int], None]:
 
 def test_stopped_work_goes_on(affine: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predictive, "SAVE_SECONDS", 0.0)
-    bank, partial = Bank(affine), affine.folder / "results" / "partial"
+    bank, partial = ReferenceSet(affine), affine.folder / "results" / "partial"
     work: list[Callable[..., Any]] = [
         lambda **how: predict_classes(bank, probe(6), IMAGES, 5, **how).aligned,
-        lambda **how: predict_levels(Bank(handmade.student_run(affine.folder)), IMAGES, 5, **how)["predictor"].aligned,
+        lambda **how: (
+            predict_levels(ReferenceSet(handmade.student_run(affine.folder)), IMAGES, 5, **how)["predictor"].aligned
+        ),
     ]
     for each in work:
         whole = each()
@@ -173,7 +175,7 @@ def test_stopped_work_goes_on(affine: Run, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_stopped_work_is_not_mixed_with_other_work(affine: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predictive, "SAVE_SECONDS", 0.0)
-    bank = Bank(affine)
+    bank = ReferenceSet(affine)
     with pytest.raises(PlugPulled):
         predict_classes(bank, probe(6), IMAGES, 5, resumable=True, progress=stopped(3))
     others = handmade.images(9, seed=5)
@@ -187,7 +189,7 @@ def test_stopped_work_is_not_mixed_with_other_work(affine: Run, monkeypatch: pyt
 
 
 def _work(run: Run, draws: int) -> list[dict[str, Tensor]]:
-    bank = Bank(run)
+    bank = ReferenceSet(run)
     classes = predict_classes(bank, probe(6), IMAGES, draws, resumable=True)
     levels = predict_levels(bank, IMAGES, draws)
     return [a.state() for a in (*classes, *levels["projector"])]

@@ -12,7 +12,7 @@ from byov.data.shifts import SEVERITIES, SHIFTS
 from byov.evaluation import shift_robustness
 from byov.evaluation.labelled import Labelled, Subject
 from byov.evaluation.shift_robustness import shift_measures, shift_names, shift_settings
-from byov.inference.reference import Bank
+from byov.inference.reference import ReferenceSet
 
 
 def subject(folder: Path, channels: int, encoder: nn.Module | None = None) -> Subject:
@@ -21,7 +21,7 @@ def subject(folder: Path, channels: int, encoder: nn.Module | None = None) -> Su
     pixels = torch.randint(0, 256, (40, channels, 4, 4), generator=g, dtype=torch.uint8)
     data = ImageSet(pixels, torch.arange(40) % 2)
     labelled = Labelled("made", data, data, torch.arange(40), True, None)
-    return Subject(run, encoder or run.encoder, labelled, 4, lambda *what: None, Bank(run))
+    return Subject(run, encoder or run.encoder, labelled, 4, lambda *what: None, ReferenceSet(run))
 
 
 def test_grey_images_have_no_shifts_of_colour(tmp_path: Path) -> None:

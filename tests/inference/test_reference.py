@@ -13,7 +13,7 @@ import handmade
 from byov._core.errors import BadInput
 from byov.inference import reference
 from byov.inference.features import features_of
-from byov.inference.reference import Bank, Moments, aligned, at_draw, constant, moments_of
+from byov.inference.reference import Moments, ReferenceSet, aligned, at_draw, constant, moments_of
 from byov.runs.split import divide
 
 
@@ -54,7 +54,7 @@ def test_a_feature_that_is_constant_over_the_bank_is_only_shifted() -> None:
 
 
 def test_the_bank_at_a_draw(run) -> None:
-    bank = Bank(run)
+    bank = ReferenceSet(run)
     chosen = divide(120, 100, 20)
     assert torch.equal(bank.images, handmade.images(120)[chosen.bank])
     assert torch.equal(bank.calibration_images(), handmade.images(120)[chosen.calibration])
@@ -78,36 +78,36 @@ def test_a_draw_hangs_on_seed_and_number_alone(run) -> None:
 
 
 def test_bank_features_are_kept_and_the_source_is_then_not_needed(run) -> None:
-    made = [Bank(run).at(k).features for k in (None, 0, 1)]
+    made = [ReferenceSet(run).at(k).features for k in (None, 0, 1)]
     (run.folder / "images.npz").unlink()
     for k, features in zip((None, 0, 1), made, strict=True):
-        assert torch.equal(Bank(run).at(k).features, features)
+        assert torch.equal(ReferenceSet(run).at(k).features, features)
     with pytest.raises(BadInput):
-        Bank(run).at(2)
+        ReferenceSet(run).at(2)
 
 
 def test_a_file_cut_short_is_made_anew(run) -> None:
-    bank = Bank(run)
+    bank = ReferenceSet(run)
     features = bank.at(0).features
     file = bank.folder / "draw-00000.safetensors"
     file.write_bytes(file.read_bytes()[:50])
-    assert torch.equal(Bank(run).at(0).features, features)
+    assert torch.equal(ReferenceSet(run).at(0).features, features)
     assert len(file.read_bytes()) > 50
 
 
 def test_other_weights_do_not_find_the_old_features(run) -> None:
-    old = Bank(run)
+    old = ReferenceSet(run)
     features = old.at(0).features
     with torch.no_grad():
         run.encoder.means.add_(1)
-    new = Bank(run)
+    new = ReferenceSet(run)
     assert not torch.allclose(new.at(0).features, features)
     assert not old.folder.exists() and new.folder.is_dir(), "what is out of date is removed"
 
 
 def test_what_is_kept_is_bounded(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "KEPT", 2 * 100 * 5 * 4)  # two draws of 100 images with 5 features
-    bank = Bank(run)
+    monkeypatch.setattr(reference, "CACHE_BYTES", 2 * 100 * 5 * 4)  # two draws of 100 images with 5 features
+    bank = ReferenceSet(run)
     for k in range(4):
         bank.at(k)
     kept = sorted(file.name for file in bank.folder.iterdir())
@@ -122,13 +122,13 @@ def test_other_images_than_those_trained_on_are_refused(run) -> None:
 
     np.savez(run.folder / "images.npz", images=handmade.images(120, seed=9)[:, 0].numpy())
     with pytest.raises(BadInput, match="put them back"):
-        Bank(run).at(0)
+        ReferenceSet(run).at(0)
 
 
 def test_a_damaged_list_is_named(run) -> None:
     (run.folder / "reference" / "images.json").write_text('{"bank": []}')
     with pytest.raises(BadInput, match=r"images\.json is damaged"):
-        Bank(run)
+        ReferenceSet(run)
 
 
 @pytest.mark.parametrize(("trained", "calibration"), [(100, 6), (116, 4), (120, 0)])
@@ -137,7 +137,7 @@ def test_a_run_of_before_gets_its_list_on_demand(tmp_path: Path, trained: int, c
     run = handmade.run(tmp_path, handmade.Affine(5), reference=False)
     run = replace(run, config=replace(run.config, images=trained, calibration=None))
     assert run.fingerprint is None  # it knew none either
-    bank = Bank(run)
+    bank = ReferenceSet(run)
     told = json.loads((tmp_path / "reference" / "images.json").read_text())
     assert told["source"] == run.config.data and told["split"] == "train" and told["fingerprint"] is None
     assert told["bank"] == divide(120, trained, 0).bank.tolist()

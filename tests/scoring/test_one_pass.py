@@ -11,7 +11,7 @@ from torch import Tensor
 import handmade
 from byov._core.errors import BadInput
 from byov.inference.load import Run
-from byov.inference.reference import Bank
+from byov.inference.reference import ReferenceSet
 from byov.metrics.correlation import spearman
 from byov.scoring import one_pass
 from byov.scoring.one_pass import FastScorer, OnePass, fit, percentiles
@@ -53,7 +53,7 @@ def test_the_head_learns_a_known_function_and_says_how_well() -> None:
 
 
 def test_oddness_and_embedding_are_the_scorers_also_of_reference_images(run: Run) -> None:
-    bank = Bank(run)
+    bank = ReferenceSet(run)
     for images in (IMAGES, IMAGES / 255, bank.images[:20], bank.calibration_images()):
         fast, full = FastScorer(run, draws=DRAWS).scores(images), Scorer(run, draws=DRAWS).scores(images)
         for name in ("oddness", "oddness_percentile", "embedding"):
@@ -67,13 +67,13 @@ def test_the_uncertainty_follows_that_over_draws_on_images_never_seen(run: Run) 
     reached = float(spearman(found.uncertainty, Scorer(run, draws=8).scores(images).uncertainty))
     assert scorer.model.agreement is not None and reached > 0.5
     assert abs(reached - scorer.model.agreement) < 0.1 and f"{scorer.model.agreement:.2f}" in scorer.sentence()
-    usual = scorer.scores(scorer.bank.calibration_images())
+    usual = scorer.scores(scorer.reference.calibration_images())
     assert usual.uncertainty_percentile is not None
     assert sorted(usual.uncertainty_percentile.tolist()) == pytest.approx([5 * i + 2.5 for i in range(20)])
 
 
 def test_targets_are_the_scores_of_the_reference_images(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    bank = Bank(run)
+    bank = ReferenceSet(run)
     expected = candidate_scores(run, bank.images, DRAWS, ["combined", "knn_cosine"])
     monkeypatch.setattr("byov.scoring.scorer.BLOCK", 100)
     for name, values in expected.items():
@@ -92,7 +92,7 @@ def test_the_same_twice_and_kept_with_the_run(run: Run, monkeypatch: pytest.Monk
 
 
 def test_without_places_an_image_is_recognised_by_its_features(run: Run) -> None:
-    bank = Bank(run)
+    bank = ReferenceSet(run)
     for most in (None, 100):
         model = OnePass(bank, "combined", DRAWS, most)
         features = torch.cat([bank.means.features, run.features(IMAGES)])
@@ -102,7 +102,7 @@ def test_without_places_an_image_is_recognised_by_its_features(run: Run) -> None
 
 
 def test_some_of_the_reference_images_and_the_same_part_of_them(run: Run) -> None:
-    bank, few = Bank(run), 200
+    bank, few = ReferenceSet(run), 200
     model = OnePass(bank, "combined", DRAWS, few)
     assert len(model.reference) == few and model.odd == part_of(few, ODD_PART) == 12
     cosines = torch.nn.functional.cosine_similarity(run.features(IMAGES)[:, None], bank.means.features[None], dim=2)

@@ -12,7 +12,7 @@ from sklearn.neighbors import NearestNeighbors
 import handmade
 from byov._core.errors import BadInput
 from byov.inference.load import Run
-from byov.inference.reference import Bank, at_draw
+from byov.inference.reference import ReferenceSet, at_draw
 from byov.scoring.scorer import (
     CANDIDATES,
     NEIGHBOURS,
@@ -45,7 +45,7 @@ def deterministic(tmp_path: Path) -> Run:
 
 def of_draw(run: Run, k: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Raw features of the images, aligned and centred features of images and bank; by the formula."""
-    bank = Bank(run)
+    bank = ReferenceSet(run)
     with at_draw(run.encoder, run.config.seed, k):
         raw, reference = (run.encoder(images).double().numpy() for images in (IMAGES, bank.images))
     with torch.no_grad():
@@ -57,7 +57,7 @@ def of_draw(run: Run, k: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray
 def still_centre(run: Run) -> np.ndarray:
     """Where the bank is at the means."""
     with torch.no_grad():
-        centre: np.ndarray = run.encoder(Bank(run).images).double().numpy().mean(0)
+        centre: np.ndarray = run.encoder(ReferenceSet(run).images).double().numpy().mean(0)
     return centre
 
 
@@ -150,7 +150,7 @@ def test_draws_that_only_shift_and_stretch_say_nothing(tmp_path: Path) -> None:
 
 
 def test_bank_images_have_themselves_for_a_neighbour(run: Run) -> None:
-    bank = Bank(run)
+    bank = ReferenceSet(run)
     draw = OneDraw(bank, bank.means.features, None)
     distances, which = draw.nearest
     assert torch.equal(which[:, 0], torch.arange(len(bank.images)))
@@ -159,7 +159,7 @@ def test_bank_images_have_themselves_for_a_neighbour(run: Run) -> None:
 
 def test_a_bank_image_is_compared_with_the_others_of_the_bank(run: Run) -> None:
     """Or it would be surer than its like: with itself at distance 0, by a tenth of its distance."""
-    bank = Bank(run)
+    bank = ReferenceSet(run)
     places = torch.arange(len(bank.images))
     assert torch.equal(bank.own(bank.images), places) and torch.equal(bank.own(bank.images / 255), places)
     assert (bank.own(bank.calibration_images()) == -1).all()
@@ -203,7 +203,7 @@ def test_odd_reference_images_are_not_among_the_usual(tmp_path: Path) -> None:
     source[-12:] = 0
     source[-12:, :, 2:] = handmade.images(12, seed=3)[:, :, 2:] // 64 + 180
     run = handmade.run(tmp_path / "run", Directions(), source=source, calibration=0, where="none")
-    bank = Bank(run)
+    bank = ReferenceSet(run)
     oddness = reference_scores(bank, "kth_cosine", 0)
     usual = usual_images(bank)
     odd = torch.ones(len(oddness), dtype=torch.bool)
@@ -214,7 +214,7 @@ def test_odd_reference_images_are_not_among_the_usual(tmp_path: Path) -> None:
     same = handmade.run(
         tmp_path / "same", Directions(), source=source[:1].expand(30, -1, -1, -1).clone(), calibration=0
     )
-    assert torch.equal(usual_images(Bank(same)), torch.arange(30))
+    assert torch.equal(usual_images(ReferenceSet(same)), torch.arange(30))
 
 
 def test_draws_that_agree_about_a_group_of_odd_images_do_not_make_it_certain(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_far_images_are_less_certain(run: Run) -> None:
     """Bright where the source's images are dark and the other way round, in blocks: nothing like uniform noise."""
     odd = torch.zeros(4, 1, 4, 4)
     odd[:2, :, :2], odd[2:, :, 2:] = 1, 1
-    usual = Bank(run).calibration_images()
+    usual = ReferenceSet(run).calibration_images()
     for name in ("neighbours", "knn", "mahalanobis"):
         scorer = Scorer(run, name, DRAWS)
         assert scorer.scores(odd).uncertainty.min() > scorer.scores(usual).uncertainty.median(), name
@@ -262,7 +262,7 @@ def test_a_scorer_gives_one_of_the_candidates_and_the_embedding(run: Run) -> Non
 
 def test_percentiles_are_those_among_the_calibration_images(run: Run) -> None:
     scorer = Scorer(run, draws=DRAWS)
-    usual = Bank(run).calibration_images()
+    usual = ReferenceSet(run).calibration_images()
     among, found = scorer.scores(usual), scorer.scores(IMAGES)
     for scores in (found, among):
         for name in ("oddness", "uncertainty"):

@@ -419,7 +419,7 @@ def _score(arguments: list[str]) -> int:
         check_images(run, stream, say)
         scorer = (FastScorer if options.fast else Scorer)(run, draws=options.draws, say=say)
         settings = identity(scorer, stream)
-        checked = [("training", unfinished(run)), ("encoder check", _encoder_sentence(scorer.bank, progress))]
+        checked = [("training", unfinished(run)), ("encoder check", _encoder_sentence(scorer.reference, progress))]
         if isinstance(scorer, FastScorer):
             progress("learning to predict the uncertainty", 0, 0)
             checked.append(("one pass", f"one pass: {scorer.sentence()}."))

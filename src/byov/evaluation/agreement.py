@@ -32,7 +32,7 @@ from byov.evaluation.probe import fit_probe
 from byov.inference.features import features_of
 from byov.inference.inputs import at_side, in_channels, spread
 from byov.inference.load import Run
-from byov.inference.reference import Bank, at_draw
+from byov.inference.reference import ReferenceSet, at_draw
 from byov.metrics import (
     Estimate,
     GaussianFit,
@@ -197,7 +197,7 @@ def predict_supervised(
     images, _ = in_channels(run, images)
     run.check(images)
     images = at_side(images, run.image_shape[-1])
-    bank = Bank(run)
+    bank = ReferenceSet(run)
     what = f"passing {len(images):,} images through {draws} draws of {run.folder}"
 
     def tell(_: str, done: int, total: int) -> None:
@@ -216,7 +216,7 @@ class _Classified(Pass[Predictive]):
     def nothing(self) -> dict[str, Predictive]:
         return {"all": Predictive(len(self.images), self.classes)}
 
-    def take(self, bank: Bank, k: int, found: dict[str, Predictive], advance: Advance) -> None:
+    def take(self, bank: ReferenceSet, k: int, found: dict[str, Predictive], advance: Advance) -> None:
         network = bank.run.learner.posterior
         with at_draw(network, bank.run.config.seed, k):
             logits = features_of(_Logits(network), self.images, advance=advance)
@@ -238,7 +238,7 @@ class _Logits(nn.Module):
 
 def _predictions(run: Run, data: Labelled, draws: int, progress: Progress) -> ClassPredictions:
     probe = fit_probe(run.features(data.train.images), data.train_labels, classes=data.classes)
-    return predict_classes(Bank(run), probe, data.test.images, draws, resumable=True, progress=progress)
+    return predict_classes(ReferenceSet(run), probe, data.test.images, draws, resumable=True, progress=progress)
 
 
 def check(run: Run, supervised: Run, ceiling: Run | None, data: str, draws: int) -> None:

@@ -25,7 +25,7 @@ from byov.data.views import view
 from byov.inference.features import features_of
 from byov.inference.inputs import spread
 from byov.inference.load import Run
-from byov.inference.reference import Bank
+from byov.inference.reference import ReferenceSet
 from byov.runs import checkpoints
 
 QUERIES = 300  # views that are looked up: a recall of 0.3 is then known to 0.03
@@ -94,7 +94,7 @@ class EncoderCheck(NamedTuple):
         return "its scores may say no more than raw pixels would"
 
 
-def check_encoder(bank: Bank, progress: Progress = lambda what, done, total: None) -> EncoderCheck:
+def check_encoder(bank: ReferenceSet, progress: Progress = lambda what, done, total: None) -> EncoderCheck:
     """Check a run's encoder at its means on images that were set aside, or on its reference set where these are few.
 
     What was found is cached with the run's reference features, until its weights change.
@@ -118,7 +118,7 @@ def check_encoder(bank: Bank, progress: Progress = lambda what, done, total: Non
         hits = _all_hits(run, run.encoder, images, bank.images[some], progress, bank.means.features[some])
         return torch.cat([hits, torch.full((len(hits), 1), float(enough), dtype=hits.dtype)], 1)
 
-    found = bank.kept(CACHE, make)
+    found = bank.cached(CACHE, make)
     return _summary(found[:, :3], held_out=bool(found[0, 3]))
 
 

@@ -53,7 +53,7 @@ from byov.evaluation.per_image_uncertainty import pass_draws
 from byov.evaluation.predictive import ClassPredictions
 from byov.evaluation.shift_robustness import shift_measures, shift_names, shift_settings
 from byov.inference.load import Run, load
-from byov.inference.reference import Bank
+from byov.inference.reference import ReferenceSet
 from byov.metrics import retrieval_hits
 from byov.metrics.paired import image_rows
 from byov.scoring.scorer import is_deterministic
@@ -334,18 +334,18 @@ class _Evaluation:
         """The same encoder with the random weights it began with."""
         return self._subject(self.run.untrained_encoder(), self.own.side, "untrained encoder")
 
-    def _subject(self, encoder: nn.Module, side: int, name: str, bank: Bank | None = None) -> Subject:
+    def _subject(self, encoder: nn.Module, side: int, name: str, bank: ReferenceSet | None = None) -> Subject:
         def progress(what: str, done: int, total: int) -> None:
             self.progress(f"{name}: {what}", done, total)
 
         return Subject(self.run, encoder, self.data, side, progress, bank)
 
-    def _bank(self) -> Bank | None:
+    def _bank(self) -> ReferenceSet | None:
         """The reference bank of the student; only draws cannot do without it."""
         if self.wanted.teacher:
             return None
         try:
-            bank = Bank(self.run)
+            bank = ReferenceSet(self.run)
             bank.means  # noqa: B018 (the run's source may be gone)
         except BadInput as error:
             if self.wanted.draws:

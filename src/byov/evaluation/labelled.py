@@ -17,7 +17,7 @@ from byov.evaluation.probe import Probe, fit_probe
 from byov.inference.features import features_of
 from byov.inference.inputs import at_side, in_channels
 from byov.inference.load import Run
-from byov.inference.reference import Bank
+from byov.inference.reference import ReferenceSet
 from byov.runs.split import divide
 
 
@@ -83,7 +83,7 @@ class Subject:
     side: int
     """In pixels, at which the encoder sees the images."""
     progress: Progress
-    bank: Bank | None = None
+    bank: ReferenceSet | None = None
     """The run's reference bank, where the encoder is the run's own."""
 
     @cached_property

@@ -18,7 +18,7 @@ import torch
 from byov._core.errors import BadInput
 from byov.evaluation.predictive import over_draws
 from byov.inference.load import load
-from byov.inference.reference import Bank
+from byov.inference.reference import ReferenceSet
 from byov.training.distributed.processes import Led, has_gone, meet, started
 from byov.training.resolve import cores
 
@@ -44,7 +44,7 @@ def gathered(device: str, threads: int | None) -> Iterator[tuple[Led, str]]:
 
 def help_draws(processes: Led, device: str) -> None:
     """Passes this process's draws of all that the first asks about, until it is done, or gone."""
-    banks: dict[Path, Bank] = {}
+    banks: dict[Path, ReferenceSet] = {}
     try:
         for (folder, weights, draws, asked, work), images in processes.called():
             if folder not in banks or banks[folder].folder.name != weights:
@@ -56,9 +56,9 @@ def help_draws(processes: Led, device: str) -> None:
             raise
 
 
-def _opened(folder: Path, weights: str, processes: Led, device: str) -> Bank:
+def _opened(folder: Path, weights: str, processes: Led, device: str) -> ReferenceSet:
     """The bank of a run; that the first has opened the same weights is told by a digest of them."""
-    bank = Bank(load(folder, device, processes))
+    bank = ReferenceSet(load(folder, device, processes))
     if bank.folder.name != weights:
         raise BadInput(f"{folder} has been trained further meanwhile, or is another run here: repeat the command.")
     return bank

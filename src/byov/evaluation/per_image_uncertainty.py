@@ -19,7 +19,7 @@ from byov.evaluation.predictive import Advance, Pass, over_draws, work_key
 from byov.evaluation.probe import Probe
 from byov.inference.features import features_of
 from byov.inference.inputs import at_side
-from byov.inference.reference import Bank, at_draw
+from byov.inference.reference import ReferenceSet, at_draw
 from byov.metrics import Predictive, energy, entropy, knn_distance, mahalanobis, max_softmax
 from byov.scoring.scorer import BLOCK, CANDIDATES, TERMS, OneDraw
 
@@ -42,14 +42,14 @@ def scores_at_means(subject: Subject, features: Tensor) -> Scores:
     } | _label_free_at_means(subject.bank, features)
 
 
-def _label_free_at_means(bank: Bank | None, features: Tensor) -> Scores:
+def _label_free_at_means(bank: ReferenceSet | None, features: Tensor) -> Scores:
     if bank is None:
         return {}
     terms = terms_of(bank, features, None, {term for c in STILL.values() for term in c.terms})
     return {LABEL_FREE + name: c.score([terms[term].double() for term in c.terms], 0) for name, c in STILL.items()}
 
 
-def terms_of(bank: Bank, features: Tensor, k: int | None, names: set[str]) -> dict[str, Tensor]:
+def terms_of(bank: ReferenceSet, features: Tensor, k: int | None, names: set[str]) -> dict[str, Tensor]:
     """Terms of the label-free scores at draw k, some images at a time."""
     parts: dict[str, list[Tensor]] = {name: [] for name in names}
     for block in torch.split(features, BLOCK):
@@ -71,7 +71,7 @@ class Drawn:
     def nothing(cls, images: int, classes: int) -> Self:
         return cls(Predictive(images, classes), Predictive(images, classes), {})
 
-    def update(self, bank: Bank, probe: Probe, features: Tensor, k: int) -> None:
+    def update(self, bank: ReferenceSet, probe: Probe, features: Tensor, k: int) -> None:
         """Takes in draw k's features of all images."""
         self.aligned.update(probe.probabilities(bank.aligned(features, k)))
         self.unaligned.update(probe.probabilities(features))
@@ -133,7 +133,7 @@ class _Scored(Pass[Drawn]):
     def nothing(self) -> dict[str, Drawn]:
         return {"all": Drawn.nothing(len(self.images), len(self.probe.bias))}
 
-    def take(self, bank: Bank, k: int, found: dict[str, Drawn], advance: Advance) -> None:
+    def take(self, bank: ReferenceSet, k: int, found: dict[str, Drawn], advance: Advance) -> None:
         run = bank.run
         with at_draw(run.encoder, run.config.seed, k):
             features = features_of(run.encoder, self.images, advance=advance)

@@ -29,7 +29,7 @@ from byov.data.resample import resized
 from byov.evaluation.partial_results import digest
 from byov.evaluation.probe import Probe
 from byov.inference.features import BATCH, features_of, outputs_of
-from byov.inference.reference import Bank, Moments, aligned, at_draw, moments_of
+from byov.inference.reference import Moments, ReferenceSet, aligned, at_draw, moments_of
 from byov.metrics.predictive_uncertainty import Predictive
 from byov.metrics.running_moments import OverDraws
 from byov.posterior import Posterior
@@ -65,7 +65,7 @@ class Pass(ABC, Generic[A]):
         """Before the first draw."""
 
     @abstractmethod
-    def take(self, bank: Bank, k: int, found: dict[str, A], advance: Advance) -> None:
+    def take(self, bank: ReferenceSet, k: int, found: dict[str, A], advance: Advance) -> None:
         """Takes in draw k; `advance` is told of images that have passed."""
 
 
@@ -80,7 +80,7 @@ class ClassPredictions(NamedTuple):
 
 
 def predict_classes(
-    bank: Bank,
+    bank: ReferenceSet,
     probe: Probe,
     images: Tensor,
     draws: int,
@@ -109,7 +109,7 @@ class _Classes(Pass[Predictive]):
     def nothing(self) -> dict[str, Predictive]:
         return {name: Predictive(len(self.images), len(self.probe.bias)) for name in ClassPredictions._fields}
 
-    def take(self, bank: Bank, k: int, found: dict[str, Predictive], advance: Advance) -> None:
+    def take(self, bank: ReferenceSet, k: int, found: dict[str, Predictive], advance: Advance) -> None:
         run, probe = bank.run, self.probe
         with at_draw(run.encoder, run.config.seed, k):
             features = features_of(run.encoder, self.images, self.batch_size, advance)
@@ -128,7 +128,7 @@ class Level(NamedTuple):
 
 
 def predict_levels(
-    bank: Bank,
+    bank: ReferenceSet,
     images: Tensor,
     draws: int,
     *,
@@ -160,7 +160,7 @@ class _Levels(Pass[OverDraws]):
         kinds = [(f"{name}.{kind}", width) for name, width in self.widths.items() for kind in Level._fields]
         return {name: OverDraws(len(self.images), width) for name, width in kinds}
 
-    def take(self, bank: Bank, k: int, found: dict[str, OverDraws], advance: Advance) -> None:
+    def take(self, bank: ReferenceSet, k: int, found: dict[str, OverDraws], advance: Advance) -> None:
         at_k = _level_moments(bank, k, list(self.widths.values()), self.batch_size)
         outputs = _outputs(bank.run.learner.posterior, bank.run.config.seed, k, self.images, self.batch_size, advance)
         for name, output, of, to in zip(self.widths, outputs, at_k, self.at_means, strict=True):
@@ -168,14 +168,14 @@ class _Levels(Pass[OverDraws]):
             found[f"{name}.aligned"].update(aligned(output, of, to))
 
 
-def _level_moments(bank: Bank, k: int | None, widths: list[int], batch_size: int) -> list[Moments]:
+def _level_moments(bank: ReferenceSet, k: int | None, widths: list[int], batch_size: int) -> list[Moments]:
     """The moments over the bank of each level's outputs at draw k, kept as one small tensor."""
 
     def make() -> Tensor:
         outputs = _outputs(bank.run.learner.posterior, bank.run.config.seed, k, bank.images, batch_size)
         return torch.cat([torch.stack(moments_of(output)) for output in outputs], dim=1)
 
-    both = bank.kept("levels-means" if k is None else f"levels-{k:05d}", make)
+    both = bank.cached("levels-means" if k is None else f"levels-{k:05d}", make)
     return [Moments(*part) for part in torch.split(both, widths, dim=1)]
 
 
@@ -196,7 +196,7 @@ def _outputs(
 # -------------------------------------------------------------------------------------------- over draws and processes
 
 
-def over_draws(bank: Bank, draws: int, asked: Pass[A], work: str | None, progress: Progress) -> dict[str, A]:
+def over_draws(bank: ReferenceSet, draws: int, asked: Pass[A], work: str | None, progress: Progress) -> dict[str, A]:
     """Takes in this process's draws, from the last saved one on; joins the parts of all processes of the run.
 
     Process r of w takes the draws r, r + w, ...; `work` names the file for what has been done.
@@ -264,12 +264,12 @@ def _joined(found: dict[str, A], any_draws: bool, processes: Processes) -> dict[
     return whole
 
 
-def work_key(bank: Bank, what: str, *tensors: Tensor) -> str:
+def work_key(bank: ReferenceSet, what: str, *tensors: Tensor) -> str:
     """A name for the work on these tensors with these weights."""
     return f"{what}-{bank.folder.name}-{digest(*tensors)}"
 
 
-def _seen(bank: Bank, images: Tensor) -> Tensor:
+def _seen(bank: ReferenceSet, images: Tensor) -> Tensor:
     """The images as the network sees them, resized once for all draws."""
     bank.run.check(images)
     return resized(images, bank.run.image_shape[-1])

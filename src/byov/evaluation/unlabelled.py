@@ -24,7 +24,7 @@ from byov.evaluation.named_metrics import Measures, strict
 from byov.inference.features import features_of
 from byov.inference.inputs import in_channels, spread
 from byov.inference.load import Run
-from byov.inference.reference import Bank
+from byov.inference.reference import ReferenceSet
 from byov.training.monitors import effective_rank, feature_std
 
 IMAGES = 2000  # at most, for the spread of the features: an SVD of more takes long
@@ -80,7 +80,7 @@ def evaluate_unlabelled(
         say(f"{data}: {converted}, as {run.folder} takes them.")
     own = same_source(data, run.config.data)
     if own and not teacher:
-        check = check_encoder(Bank(run), progress)  # on images that were kept out of training
+        check = check_encoder(ReferenceSet(run), progress)  # on images that were kept out of training
     else:
         check = check_on_images(run, encoder, images, not own or source.default == "test", progress)
     say(check.sentence(is_pretrained(run)))

@@ -31,7 +31,7 @@ from byov.inference.load import Run
 from byov.posterior import Posterior
 from byov.runs.split import FILE, SPLIT, Division, divide, read_pixels, set_aside, write_reference
 
-KEPT = 1 << 29  # bytes of bank features kept for a run: 64 draws of 1,000 images at ResNet-50's 2,048 features
+CACHE_BYTES = 1 << 29  # bytes of bank features kept for a run: 64 draws of 1,000 images at ResNet-50's 2,048 features
 
 
 class Moments(NamedTuple):
@@ -41,7 +41,7 @@ class Moments(NamedTuple):
     std: Tensor
 
 
-class BankFeatures(NamedTuple):
+class ReferenceFeatures(NamedTuple):
     """What a draw makes of the bank."""
 
     features: Tensor
@@ -84,7 +84,7 @@ def at_draw(posterior: Posterior, seed: int, k: int | None) -> Iterator[None]:
                 yield
 
 
-class Bank:
+class ReferenceSet:
     """The reference bank of a run as its draws see it, and the calibration images beside it.
 
     Its images are kept with the run; only where they are not (too many, or a run of before), the source is opened.
@@ -94,16 +94,16 @@ class Bank:
         self.run = run
         self._told = self._read_or_make()
         self.folder = run.folder / FILE.parent / self._digest()
-        self._last: tuple[int, BankFeatures] | None = None
+        self._last: tuple[int, ReferenceFeatures] | None = None
 
     # ------------------------------------------------------------------------------------------------------- features
 
     @cached_property
-    def means(self) -> BankFeatures:
+    def means(self) -> ReferenceFeatures:
         """The bank at the means."""
         return self._at(None)
 
-    def at(self, k: int | None) -> BankFeatures:
+    def at(self, k: int | None) -> ReferenceFeatures:
         """The bank at draw k, or at the means if None; the last draw stays in memory."""
         if k is None:
             return self.means
@@ -115,24 +115,24 @@ class Bank:
         """Features of draw k, brought to where the bank is at the means."""
         return features if k is None else aligned(features, self.at(k).moments, self.means.moments)
 
-    def _at(self, k: int | None) -> BankFeatures:
+    def _at(self, k: int | None) -> ReferenceFeatures:
         def make() -> Tensor:
             with at_draw(self.run.encoder, self.run.config.seed, k):
                 return at_this_draw(self.run.encoder, self._before)
 
         if k is None:
-            features = self.kept("means", make)
+            features = self.cached("means", make)
         else:
-            fits = (k + 1) * self.means.features.nbytes <= KEPT
-            features = self.kept(f"draw-{k:05d}", make) if fits else make()
-        return BankFeatures(features, moments_of(features))
+            fits = (k + 1) * self.means.features.nbytes <= CACHE_BYTES
+            features = self.cached(f"draw-{k:05d}", make) if fits else make()
+        return ReferenceFeatures(features, moments_of(features))
 
     @cached_property
     def _before(self) -> Tensor:
         """What of the bank's images does not depend on the draw."""
         return before_draws(self.run.encoder, self.images, self.run.image_shape[-1])
 
-    def kept(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+    def cached(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         """A tensor that hangs on the run's weights and its reference images alone: read, or made and written."""
         path = self.folder / f"{name}.safetensors"
         try:
@@ -155,7 +155,7 @@ class Bank:
 
     @cached_property
     def _places(self) -> dict[int, int]:
-        keys = self.kept("pixels", lambda: torch.tensor(_keys(self.images))).tolist()
+        keys = self.cached("pixels", lambda: torch.tensor(_keys(self.images))).tolist()
         return {key: place for place, key in enumerate(keys)}
 
     # --------------------------------------------------------------------------------------------------------- images

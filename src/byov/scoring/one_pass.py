@@ -27,7 +27,7 @@ from byov.data.resample import resized
 from byov.inference.features import BATCH, features_of
 from byov.inference.inputs import spread
 from byov.inference.load import Run
-from byov.inference.reference import Bank
+from byov.inference.reference import ReferenceSet
 from byov.metrics.correlation import spearman
 from byov.scoring.scorer import (
     DEFAULT_AT_MEANS,
@@ -83,7 +83,7 @@ class OnePass(nn.Module):
     weights: Tensor
     level: Tensor
 
-    def __init__(self, bank: Bank, uncertainty: str, draws: int, most: int | None = None) -> None:
+    def __init__(self, bank: ReferenceSet, uncertainty: str, draws: int, most: int | None = None) -> None:
         super().__init__()
         features = bank.means.features
         is_usual = torch.zeros(len(features), dtype=torch.bool)
@@ -105,13 +105,14 @@ class OnePass(nn.Module):
         """Spearman correlation of the head with what it predicts, leaving one reference image out at a time."""
         if self.predicts:
             own = torch.arange(len(features))
-            rows = bank.kept(
+            rows = bank.cached(
                 f"neighbourhoods-{len(chosen)}-{self.depth}",
                 lambda: torch.cat([part.view(len(own), -1) for part in self.neighbourhood(features, own)], dim=1),
             )
             known = Neighbourhood(rows[:, :-2], rows[:, -2], rows[:, -1])
             self._fit(
-                known, bank.kept(f"reference-{uncertainty}-{draws}", lambda: reference_scores(bank, uncertainty, draws))
+                known,
+                bank.cached(f"reference-{uncertainty}-{draws}", lambda: reference_scores(bank, uncertainty, draws)),
             )
 
     def _set_reference(self, features: Tensor, mean: Tensor) -> None:
@@ -134,8 +135,8 @@ class OnePass(nn.Module):
     def neighbourhood(self, features: Tensor, own: Tensor | None = None) -> Neighbourhood:
         """Where images lie among the reference images.
 
-        `own` is where each image stands in the bank (`Bank.own`). Unset, an image that cannot be told from a reference
-        image is taken to be that image. Either way it is compared with the others.
+        `own` gives each image's position in the reference set (`ReferenceSet.own`). If None, an image that cannot be
+        distinguished from a reference image is taken to be that image. Either way it is compared with the others.
 
         The cosines come from those of centred features: <x, b> = <x - m, b - m> + <x, m> + <b, m> - <m, m>. The other
         way round would lose digits.
@@ -256,7 +257,7 @@ class FastScorer(Scorer):
     @cached_property
     def model(self) -> OnePass:
         """The head and the reference features."""
-        return OnePass(self.bank, self.uncertainty, self.draws, self.most)
+        return OnePass(self.reference, self.uncertainty, self.draws, self.most)
 
     def sentence(self) -> str:
         """How the uncertainty was made, and what it is worth."""
@@ -268,15 +269,15 @@ class FastScorer(Scorer):
         )
 
     def _score(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        run = self.bank.run
+        run = self.reference.run
         images = resized(images, run.image_shape[-1])
         embedding = features_of(run.encoder, images, self.batch_size)
-        oddness, uncertainty = self.model(embedding, self.bank.own(images))
+        oddness, uncertainty = self.model(embedding, self.reference.own(images))
         return oddness.double(), uncertainty.double(), embedding
 
     def _calibration_scores(self) -> Tensor:
-        features = self.bank.kept("calibration", self._calibration_features)
+        features = self.reference.cached("calibration", self._calibration_features)
         return torch.stack(self.model(features, torch.full((len(features),), -1))).double()
 
     def _calibration_features(self) -> Tensor:
-        return features_of(self.bank.run.encoder, self.bank.calibration_images(), self.batch_size)
+        return features_of(self.reference.run.encoder, self.reference.calibration_images(), self.batch_size)

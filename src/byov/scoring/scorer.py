@@ -34,7 +34,7 @@ from byov.data.resample import resized
 from byov.inference.features import BATCH, at_this_draw, before_draws
 from byov.inference.inputs import in_channels
 from byov.inference.load import Run
-from byov.inference.reference import Bank, Moments, aligned, at_draw, constant
+from byov.inference.reference import Moments, ReferenceSet, aligned, at_draw, constant
 
 NEIGHBOURS = 10  # bank images an image is compared with, by the candidates that distances make
 ODD_PART = 0.06  # of the bank: which neighbour's distance is the oddness
@@ -57,10 +57,10 @@ def part_of(bank: int, part: float) -> int:
 class OneDraw:
     """Images and bank as one draw sees them; what several terms need is computed once.
 
-    `own`: where in the bank each image stands itself (`Bank.own`), -1 if it does not; unset: none does.
+    `own`: where in the bank each image stands itself (`ReferenceSet.own`), -1 if it does not; unset: none does.
     """
 
-    def __init__(self, bank: Bank, raw: Tensor, k: int | None, own: Tensor | None = None) -> None:
+    def __init__(self, bank: ReferenceSet, raw: Tensor, k: int | None, own: Tensor | None = None) -> None:
         self.raw = raw
         rows = torch.empty(0, dtype=torch.int64) if own is None else (own >= 0).nonzero()[:, 0]
         self._selves = (rows, rows if own is None else own[rows])
@@ -251,7 +251,7 @@ def candidate_scores(
     for name in (names := list(names)):
         _check(run, name, draws)
     run.check(images)
-    bank = Bank(run)
+    bank = ReferenceSet(run)
     parts: list[dict[str, Tensor]] = []
     for i, block in enumerate(torch.split(images, BLOCK)):
         parts.append(_score_block(bank, block, names, draws, batch_size)[0])
@@ -260,7 +260,7 @@ def candidate_scores(
 
 
 def _score_block(
-    bank: Bank, images: Tensor, names: list[str], draws: int, batch_size: int
+    bank: ReferenceSet, images: Tensor, names: list[str], draws: int, batch_size: int
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The named candidates for a block of images, and their features at the means."""
     run = bank.run
@@ -275,7 +275,7 @@ def _score_block(
     return _score_features(bank, embedding, features_at, bank.own(images), names, draws), embedding
 
 
-def reference_scores(bank: Bank, name: str, draws: int) -> Tensor:
+def reference_scores(bank: ReferenceSet, name: str, draws: int) -> Tensor:
     """A candidate for the reference images, each compared with the others; from their cached features."""
     places = torch.split(torch.arange(len(bank.means.features)), BLOCK)
     found = [
@@ -285,7 +285,7 @@ def reference_scores(bank: Bank, name: str, draws: int) -> Tensor:
     return torch.cat(found)
 
 
-def usual_images(bank: Bank) -> Tensor:
+def usual_images(bank: ReferenceSet) -> Tensor:
     """Places in the bank of its usual images, those whose oddness is within FENCE; kept with the run.
 
     Quartiles, since any number of bank images may be odd themselves.
@@ -297,11 +297,11 @@ def usual_images(bank: Bank) -> Tensor:
         usual: Tensor = oddness <= upper + FENCE * (upper - lower)
         return usual.nonzero()[:, 0]
 
-    return bank.kept("usual", make)
+    return bank.cached("usual", make)
 
 
 def _score_features(
-    bank: Bank,
+    bank: ReferenceSet,
     at_means: Tensor,
     features_at: Callable[[int], Tensor],
     own: Tensor,
@@ -370,12 +370,12 @@ class Scorer:
         self.uncertainty = uncertainty or (DEFAULT_AT_MEANS if is_deterministic(run) else DEFAULT)
         _check(run, self.uncertainty, draws)
         self.draws = draws if CANDIDATES[self.uncertainty].least_draws else 0
-        self.bank, self.batch_size, self.say = Bank(run), batch_size, say
+        self.reference, self.batch_size, self.say = ReferenceSet(run), batch_size, say
 
     def scores(self, images: Tensor) -> Scores:
         """Scores of uint8 or [0, 1] images (N, C, H, W), converted to the channels and side of the run's."""
-        images, _ = in_channels(self.bank.run, images)
-        self.bank.run.check(images)
+        images, _ = in_channels(self.reference.run, images)
+        self.reference.run.check(images)
         parts = [self._score(block) for block in torch.split(images, BLOCK)]
         oddness, uncertainty, embedding = (torch.cat(column) for column in zip(*parts, strict=True))
         usual = self.usual
@@ -389,7 +389,9 @@ class Scorer:
 
     def _score(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Oddness, uncertainty and embedding of a block."""
-        found, embedding = _score_block(self.bank, images, [ODDNESS, self.uncertainty], self.draws, self.batch_size)
+        found, embedding = _score_block(
+            self.reference, images, [ODDNESS, self.uncertainty], self.draws, self.batch_size
+        )
         return found[ODDNESS], found[self.uncertainty], embedding
 
     @staticmethod
@@ -403,8 +405,8 @@ class Scorer:
     @cached_property
     def usual(self) -> dict[str, Tensor]:
         """The calibration images' scores by name, each sorted; none where there are no such images."""
-        run = self.bank.run
-        if not self.bank.calibrates:
+        run = self.reference.run
+        if not self.reference.calibrates:
             self.say(
                 f"no percentiles: {run.folder} has set no images of {run.config.data} aside to calibrate on; "
                 "train with --calibration to have them."
@@ -417,10 +419,10 @@ class Scorer:
         """(2, images): oddness and uncertainty of the calibration images; kept with the run."""
 
         def make() -> Tensor:
-            parts = [self._score(block)[:2] for block in torch.split(self.bank.calibration_images(), BLOCK)]
+            parts = [self._score(block)[:2] for block in torch.split(self.reference.calibration_images(), BLOCK)]
             return torch.stack([torch.cat(column) for column in zip(*parts, strict=True)])
 
-        return self.bank.kept(f"calibration-{self.uncertainty}-{self.draws}", make)
+        return self.reference.cached(f"calibration-{self.uncertainty}-{self.draws}", make)
 
 
 def is_deterministic(run: Run) -> bool:

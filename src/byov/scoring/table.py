@@ -133,11 +133,11 @@ def check_images(run: Run, stream: Stream, say: Say = say_on_stderr) -> None:
 
 def identity(scorer: Scorer, stream: Stream) -> dict[str, Any]:
     """What the scores hang on: the run and its reference images as they are now, the score, the images, the program."""
-    run = scorer.bank.run
+    run = scorer.reference.run
     return {
         "run": str(run.folder.absolute()),
         "step": run.step,
-        "run_digest": scorer.bank.folder.name,
+        "run_digest": scorer.reference.folder.name,
         "uncertainty": scorer.uncertainty,
         "draws": scorer.draws,
         **({"fast": True} if scorer.fast else {}),

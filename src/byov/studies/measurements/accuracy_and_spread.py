@@ -12,7 +12,7 @@ from byov.evaluation.predictive import predict_classes
 from byov.evaluation.probe import fit_probe
 from byov.inference.features import features_of
 from byov.inference.load import Run
-from byov.inference.reference import Bank
+from byov.inference.reference import ReferenceSet
 from byov.metrics import brier, ece, nll, spearman, top_k_accuracy
 from byov.scoring.scorer import is_deterministic
 
@@ -39,7 +39,7 @@ def _asked(run: Run, known: ImageSet, asked: ImageSet, draws: int) -> dict[str, 
     probe = fit_probe(features_of(run.encoder, known.images, size=side), known.labels)
     probabilities = {"": probe.probabilities(features_of(run.encoder, asked.images, size=side))}
     if not is_deterministic(run):
-        aligned, unaligned = predict_classes(Bank(run), probe, asked.images, draws)
+        aligned, unaligned = predict_classes(ReferenceSet(run), probe, asked.images, draws)
         probabilities |= {"draws.": aligned.mean.float(), "draws_unaligned.": unaligned.mean.float()}
         found["draws.mutual_information"] = float(aligned.mutual_information.mean())
     for prefix, p in probabilities.items():

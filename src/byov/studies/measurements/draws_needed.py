@@ -15,7 +15,7 @@ from byov.evaluation.probe import Probe
 from byov.inference.features import features_of
 from byov.inference.inputs import spread
 from byov.inference.load import Run
-from byov.inference.reference import Bank, at_draw
+from byov.inference.reference import ReferenceSet, at_draw
 from byov.metrics.convergence import predictive_over_draws
 
 CLEAN = "clean"
@@ -36,7 +36,7 @@ def convergence(
     chosen = spread(len(subject.data.test), images)
     clean = subject.test_images[chosen]
     seen = [clean, *(shifted(clean, chosen, name, severity, SEED) for name in shifts)]
-    probabilities = probabilities_of_draws(Bank(run), subject.probe, torch.cat(seen), draws)
+    probabilities = probabilities_of_draws(ReferenceSet(run), subject.probe, torch.cat(seen), draws)
     parts = torch.split(probabilities, len(chosen), dim=1)
     return [
         {"shift": name, **row._asdict()}
@@ -45,7 +45,7 @@ def convergence(
     ]
 
 
-def probabilities_of_draws(bank: Bank, probe: Probe, images: Tensor, draws: int) -> Tensor:
+def probabilities_of_draws(bank: ReferenceSet, probe: Probe, images: Tensor, draws: int) -> Tensor:
     """What the probe makes of each aligned draw, (draws, images, classes): all of it in memory, so for few images."""
     run, found = bank.run, []
     for k in range(draws):

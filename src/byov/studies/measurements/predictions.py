@@ -19,7 +19,7 @@ from byov.evaluation.labelled import subject_of
 from byov.evaluation.named_metrics import class_measures
 from byov.evaluation.predictive import predict_classes
 from byov.inference.load import Run
-from byov.inference.reference import Bank
+from byov.inference.reference import ReferenceSet
 from byov.scoring.scorer import is_deterministic
 
 MEASURES = ("top1", "top5", "ece", "brier", "reliability", "resolution", "nll")
@@ -41,7 +41,9 @@ def outcomes(run: Run, draws: int, progress: Progress = lambda what, done, total
     subject = subject_of(run, progress)
     found = {"means": subject.probe.probabilities(subject.test_features)}
     if not is_deterministic(run):
-        aligned, unaligned = predict_classes(Bank(run), subject.probe, subject.test_images, draws, progress=progress)
+        aligned, unaligned = predict_classes(
+            ReferenceSet(run), subject.probe, subject.test_images, draws, progress=progress
+        )
         found |= {"draws": aligned.mean.float(), "draws_unaligned": unaligned.mean.float()}
     return Outcomes(subject.data.test_labels, found)
 

@@ -11,7 +11,7 @@ from byov.evaluation.labelled import subject_of
 from byov.evaluation.named_metrics import Measures, errors_of, strict
 from byov.evaluation.predictive import predict_classes
 from byov.inference.load import Run
-from byov.inference.reference import Bank
+from byov.inference.reference import ReferenceSet
 from byov.metrics import auroc, max_softmax
 from byov.metrics.paired import paired_top1
 from byov.scoring.scorer import is_deterministic
@@ -44,7 +44,7 @@ def downstream(run: Run, source: str, draws: int, say: Say) -> Outcomes:
     subject = replace(whole, data=data)
     found = {"means": subject.probe.probabilities(subject.test_features)}
     if not is_deterministic(run):
-        aligned, _ = predict_classes(Bank(run), subject.probe, data.test.images, draws)
+        aligned, _ = predict_classes(ReferenceSet(run), subject.probe, data.test.images, draws)
         found["draws"] = aligned.mean.float()
     return Outcomes(data.test_labels, found)
 

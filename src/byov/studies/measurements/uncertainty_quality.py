@@ -11,7 +11,7 @@ from byov.evaluation.named_metrics import Measures, Scores, errors_of, strict
 from byov.evaluation.ood import OOD_IMAGES, outside_images, plain_name
 from byov.evaluation.per_image_uncertainty import LABEL_FREE, Drawn, pass_draws
 from byov.inference.load import Run
-from byov.inference.reference import Bank
+from byov.inference.reference import ReferenceSet
 from byov.metrics import auroc, ood_detection
 from byov.scoring.scorer import DEFAULT
 
@@ -20,7 +20,7 @@ SCORES = ("label_free", "probe")  # the run's own score, without labels; one les
 
 def trust_measures(run: Run, draws: int, ood: Sequence[str], say: Say) -> Measures:
     """`errors.SCORE` and `ood.SOURCE.SCORE`: AUROCs."""
-    subject = replace(subject_of(run, say=say), bank=Bank(run))
+    subject = replace(subject_of(run, say=say), bank=ReferenceSet(run))
     inside = pass_draws(subject, subject.test_images, draws, "draws")
     scores, wrong = _scores(inside), errors_of(inside.aligned.mean, subject.data.test_labels)
     found: Measures = {f"errors.{name}": auroc(score, wrong) for name, score in scores.items()}

@@ -15,7 +15,7 @@ from byov.data.sources import open_source
 from byov.evaluation.predictive import Level, predict_levels
 from byov.inference.inputs import at_side, spread
 from byov.inference.load import Run
-from byov.inference.reference import Bank
+from byov.inference.reference import ReferenceSet
 from byov.metrics import pearson, spearman
 from byov.metrics.resampling import standard_errors
 
@@ -35,7 +35,7 @@ def noisy_variances(run: Run, draws: int, images: int) -> dict[str, dict[str, Te
     clean = at_side(pixels[ids], run.image_shape[-1])
     noise = partial(uniforms, ids)
     seen = [gaussian_noise(clean, strength, noise) for strength in STRENGTHS]
-    levels = predict_levels(Bank(run), torch.cat(seen), draws)
+    levels = predict_levels(ReferenceSet(run), torch.cat(seen), draws)
     return {
         kind: {name: getattr(level, kind).variance.mean(1).view(len(seen), -1) for name, level in levels.items()}
         for kind in Level._fields
