@@ -91,7 +91,7 @@ class Posterior:
     """Weight of the KL at the end."""
     temperature: float = 0.01
     """Multiplies the KL: a cold posterior below 1. At 1, small data sets learn little (docs/gotchas.md)."""
-    overlap: float = 0.45
+    overlap: float = 0.6
     """posthoc: noise is widened until two draws have this part of an image's nearest reference images in common
     (Jaccard: common ones over all)."""
     scales: Literal["std", "rms", "tensors"] = "std"
