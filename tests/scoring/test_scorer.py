@@ -94,7 +94,7 @@ def expected_scores(run: Run) -> dict[str, np.ndarray]:
     own = unit(still[2] + centre) @ unit(still[2] + centre).T - 2 * np.eye(len(still[2]))
     oddness = 1 - np.sort(own, axis=1)[:, -10]
     lower, upper = np.quantile(oddness, [0.25, 0.75])
-    usual = np.flatnonzero(oddness <= 2 * upper - lower)
+    usual = np.flatnonzero(oddness <= 1.5 * upper - 0.5 * lower)
 
     def near(k: int | None) -> np.ndarray:
         """Mean cosine distance to the 10 nearest usual images, centred."""
@@ -209,7 +209,7 @@ def test_odd_reference_images_are_not_among_the_usual(tmp_path: Path) -> None:
     odd = torch.ones(len(oddness), dtype=torch.bool)
     odd[usual] = False
     lower, upper = np.quantile(oddness, [0.25, 0.75])
-    assert torch.equal(odd, oddness > 2 * upper - lower)
+    assert torch.equal(odd, oddness > 1.5 * upper - 0.5 * lower)
     assert int((bank.images[odd][:, :, :2] == 0).all(3).all(2).all(1).sum()) == 12
     same = handmade.run(
         tmp_path / "same", Directions(), source=source[:1].expand(30, -1, -1, -1).clone(), calibration=0
