@@ -238,14 +238,14 @@ def lines(result: dict[str, Any]) -> list[str]:
 
 
 def time_all(photos: Path, images: int, draws: int, rounds: int, busy: bool) -> dict[str, Any]:
-    from byov.runs.split import FILE
+    from byov.runs.folder import RunFolder
 
     with prepared(photos, images, rounds, draws) as (run, parts):
         where = {"run": str(run), "parts": str(parts)}
         ways = ((STILL, "ours", 0), (DRAWN, "ours", draws), (LOOP, "loop", 0), (LOOP_DRAWN, "loop", draws))
         variants = [Variant(name, "photos", factory, where | {"draws": own}) for name, factory, own in ways]
         times = interleave(variants, rounds, warmup=0)
-        reference = len(json.loads((run / FILE).read_text())["bank"])
+        reference = len(json.loads(RunFolder(run).reference_images.read_text())["bank"])
     how = {"images": images, "rounds": rounds, "draws": draws, "reference": reference, "threads": THREADS}
     return how | {"busy": busy, "machine": machine(), **compare(times, images / rounds)}
 

@@ -126,6 +126,7 @@ def included(run: str, count: int) -> Turn:
     import byov
     from byov.evaluation.predictive import predict_classes
     from byov.inference.reference import ReferenceSet
+    from byov.runs.folder import RunFolder
 
     own = f"{run}-{count}"
     shutil.copytree(run, own)
@@ -133,7 +134,7 @@ def included(run: str, count: int) -> Turn:
     opened = byov.load(own)
 
     def step(_: int) -> None:
-        for features in (Path(own) / "reference").glob("*/"):
+        for features in RunFolder(Path(own)).reference.glob("*/"):
             shutil.rmtree(features)
         predict_classes(ReferenceSet(opened), probe, tested, DRAWS)
 
@@ -242,11 +243,12 @@ def _fresh(run: Path, draws: int) -> float:
 def _predict(pipe: Connection, run: Path, draws: int) -> None:
     from byov.evaluation.predictive import predict_classes
     from byov.inference.reference import ReferenceSet
+    from byov.runs.folder import RunFolder
     from byov.training.monitors import peak_memory_mib
 
     torch.set_num_threads(THREADS)
     opened, probe, tested = _opened(str(run), MEMORY_IMAGES)
-    for features in (run / "reference").glob("*/"):
+    for features in RunFolder(run).reference.glob("*/"):
         shutil.rmtree(features)
     predict_classes(ReferenceSet(opened), probe, tested, draws)
     pipe.send(peak_memory_mib(torch.device("cpu")))

@@ -33,9 +33,10 @@ from byov.config import Model, to_dict
 from byov.inference.inputs import spread
 from byov.inference.load import Run
 from byov.posterior.segments import untied
-from byov.pruning.prune import LAST, encoder_masks, encoder_of
+from byov.pruning.prune import encoder_masks, encoder_of
 from byov.pruning.structured import compact
 from byov.runs.checkpoints import load
+from byov.runs.folder import RunFolder
 from byov.scoring.one_pass import FastScorer, percentiles
 
 Format = Literal["safetensors", "onnx", "timm"]
@@ -76,7 +77,7 @@ def export(
             _tensors(encoder) | {f"log_variance.{name}": value for name, value in variances.items()}, header, out
         )
     else:
-        masks = encoder_masks(without_prefix(load(run.folder / LAST)[0], "mask."))
+        masks = encoder_masks(without_prefix(load(RunFolder(run.folder).checkpoint)[0], "mask."))
         smaller = compact(encoder, masks)
         if with_uncertainty:
             _write_scorer(smaller, FastScorer(run, most=MOST), header, out)

@@ -28,7 +28,7 @@ from byov.inference.load import Run
 from byov.inference.reference import ReferenceSet
 from byov.pruning.criteria import Pruning
 from byov.pruning.prune import prune
-from byov.runs.split import PIXELS
+from byov.runs.folder import RunFolder
 from byov.scoring.scorer import CANDIDATES, ODDNESS
 from byov.studies.measurements.accuracy_and_spread import weight_spread, working_measures
 from byov.training.prepare import prepare
@@ -245,7 +245,7 @@ def test_a_run_whose_images_are_gone_is_evaluated_on_others(folder: Path, tmp_pa
     made = evaluate(byov.load(tmp_path / "run"), f"npz:{folder / 'digits.npz'}", draws=2, say=said.append)
     assert "selective.label_free_neighbours.aurc" in made and not any("label-free" in text for text in said)
     shutil.rmtree(ReferenceSet(byov.load(tmp_path / "run")).folder)
-    (tmp_path / "run" / PIXELS).unlink()  # as with a run of before: then only the source has the bank
+    RunFolder(tmp_path / "run").reference_pixels.unlink()  # then only the source has the reference set
     made = evaluate(byov.load(tmp_path / "run"), f"npz:{folder / 'digits.npz'}", say=said.append)
     assert 0 <= made["top1"] <= 1 and any("no label-free scores" in text for text in said)
     with pytest.raises(BadInput, match=r"own\.npz"):

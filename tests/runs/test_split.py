@@ -17,7 +17,8 @@ from byov.config import Config, Model, Monitor, Optim, read_config
 from byov.data.resample import resized
 from byov.data.sources import open_source
 from byov.runs import checkpoints, split
-from byov.runs.split import BANK, FILE, PIXELS, divide, read_pixels, write_pixels
+from byov.runs.folder import RunFolder
+from byov.runs.split import BANK, divide, read_pixels, write_pixels
 from byov.training.loop import Trainer, subset
 from byov.training.prepare import pixel_statistics, prepare
 from byov.training.resolve import resolve
@@ -94,7 +95,7 @@ def test_a_run_trains_on_its_part_and_says_which_images_are_what(tmp_path: Path)
         encoder = trainer.learner.posterior.module.encoder
         pixels = source.images[parts.trained].double() / 255
         torch.testing.assert_close(encoder.pixel_mean.flatten(), pixels.mean(dim=(0, 2, 3)).float())
-        told = json.loads((trainer.folder / FILE).read_text())
+        told = json.loads(RunFolder(trainer.folder).reference_images.read_text())
         assert told["bank"] == parts.bank.tolist() and told["calibration"] == parts.calibration.tolist()
         assert (told["source"], told["split"], told["images"]) == ("digits", "train", 1442)
         assert told["fingerprint"] == source.fingerprint() and told["draw_key"] == [RandomStream.DRAWS, 0, "k"]
@@ -107,7 +108,7 @@ def test_many_pixels_are_not_kept_and_a_damaged_file_is_as_none(
 ) -> None:
     images, parts = tiny.images(30).images, divide(30, 20, 5)
     write_pixels(tmp_path, images, parts, 8)
-    kept = tmp_path / PIXELS
+    kept = RunFolder(tmp_path).reference_pixels
     assert torch.equal(read_pixels(tmp_path, "bank"), images[parts.bank])
     kept.write_bytes(kept.read_bytes()[:40])
     assert read_pixels(tmp_path, "bank") is None
@@ -156,7 +157,7 @@ def as_before(folder: Path) -> None:
     tensors, state = checkpoints.load(last)
     del state["config"]["calibration"]
     checkpoints.save(last, tensors, state)
-    (folder / FILE).unlink()
+    RunFolder(folder).reference_images.unlink()
 
 
 def end_of(trainer: Trainer) -> dict[str, torch.Tensor]:

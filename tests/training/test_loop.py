@@ -10,7 +10,7 @@ from byov._core.errors import TrainingFailed
 from byov.config import Monitor, Optim
 from byov.data.images import ImageSet
 from byov.runs import checkpoints
-from byov.runs.training_log import read_lines
+from byov.runs.folder import read_log
 from byov.training.distributed.processes import Processes
 from byov.training.loop import subset
 from byov.training.optimizers import optimizer_state
@@ -38,14 +38,14 @@ def test_processes_share_a_batch_without_overlap(tmp_path) -> None:
 def test_a_run_writes_what_the_contract_says(tmp_path, method: str) -> None:
     trainer = tiny.trainer(tmp_path, tiny.config(method))
     summary = trainer.run()
-    rows = read_lines(tmp_path / "metrics.jsonl")
+    rows = read_log(tmp_path / "metrics.jsonl").rows
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     wanted = {"epoch", "loss", "nll", "beta", "lr", "images_per_second", "feature_std", "effective_rank", "grad_norm"}
     assert wanted <= set(rows[0])
     assert ("kl" in rows[0]) == (method in ("byov", "supervised-bbb"))
     assert ("tau" in rows[0]) == ("teacher_moved" in rows[0]) == (method in ("byov", "byol"))
     assert "knn" in rows[-1] and "knn" not in rows[0]
-    layers = read_lines(tmp_path / "posterior.jsonl")
+    layers = read_log(tmp_path / "posterior.jsonl").rows
     assert {row["epoch"] for row in layers} == ({0, 1, 2} if method in ("byov", "supervised-bbb") else set())
     assert json.loads((tmp_path / "summary.json").read_text())["steps"] == summary["steps"] == 6
     tensors, state = checkpoints.load(tmp_path / "checkpoints" / "last.safetensors")
@@ -74,7 +74,7 @@ def test_training_learns_something(tmp_path) -> None:
     for view in ("first", "second"):
         object.__setattr__(getattr(trainer.config.views, view), "flip", 0.0)
     trainer.run()
-    rows = read_lines(tmp_path / "metrics.jsonl")
+    rows = read_log(tmp_path / "metrics.jsonl").rows
     assert rows[-1]["nll"] < 0.2 < rows[0]["nll"]
 
 

@@ -24,6 +24,7 @@ from byov.backbones import Encoder, build_encoder
 from byov.config import Config, Model, Optim, Posterior, View, Views, to_dict
 from byov.data.images import ImageSet
 from byov.data.views import two_views
+from byov.runs.folder import RunFolder
 from byov.training import view_cache
 from byov.training.distributed.processes import Processes
 from byov.training.distributed.sync_batchnorm import share_batch_norms
@@ -172,7 +173,7 @@ def test_a_cache_of_other_weights_is_refused(tmp_path: Path) -> None:
 def test_half_a_cache_is_made_again(tmp_path: Path) -> None:
     of = fresh(tmp_path, RESNET)
     whole = everything(made(tmp_path, of))
-    file = tmp_path / view_cache.FOLDER / view_cache.FILE
+    file = RunFolder(tmp_path).view_cache / view_cache.FILE
     file.write_bytes(file.read_bytes()[:-2])
     assert torch.equal(everything(made(tmp_path, of)), whole)
     (file.parent / view_cache.ABOUT).unlink()

@@ -23,6 +23,7 @@ from byov.cli import tables
 from byov.cli.options import Data, Evaluate, Export, Ledger, Prune, Report, Score, Study, Train
 from byov.cli.parsing import parse
 from byov.config import SUPERVISED, Config, absolute_source, read_config, read_recipe
+from byov.runs.folder import RunFolder
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 FAR_OFF = 0.1  # between the overlap that was asked for and the one that was reached: worth a warning
@@ -226,7 +227,7 @@ def _fit_posthoc(trainer: Any, out: Path, console: Any) -> int:
 def _defaults(options: Train, given: set[str]) -> tuple[Config, str]:
     """The config that the flags override, and where it comes from: the run to go on with, or a recipe."""
     if options.recipe is None and (options.resume or options.extend is not None):
-        saved = options.out / "config.yaml"
+        saved = RunFolder(options.out).config
         if not saved.is_file():
             raise BadInput(f"{options.out} holds no run to go on with: check --out, or start one without it.")
         return read_config(saved), str(saved)
@@ -290,7 +291,7 @@ def _evaluate(arguments: list[str]) -> int:
     if _rank() == 0:
         fetch.check(options.ood)
     console = Console(stderr=True, highlight=False, emoji=False, quiet=_rank() > 0)
-    with disk_space_checked(options.run / "results"), StageProgress(console) as progress:
+    with disk_space_checked(RunFolder(options.run).results), StageProgress(console) as progress:
         try:
             with gathered(resolve_device(options.device), options.threads) as (processes, device):
                 if not processes.main:
@@ -386,7 +387,7 @@ def _agreement(run: Any, options: Evaluate) -> str:
 
     path: Path = alignment_path(run, options.data or run.config.data)
     found = json.loads(path.read_text(encoding="utf-8"))
-    figure = run.folder / "figures" / f"{path.stem}.png"
+    figure = RunFolder(run.folder).figures / f"{path.stem}.png"
     draw_alignment(found, figure)
     return f"{tables.agreement(found)}\nwritten: {figure}"
 
@@ -514,7 +515,7 @@ def _prune(arguments: list[str]) -> int:
         except Interrupted as interruption:
             stages.say(f"{interruption}: {options.out} is saved; the same command goes on.")
             return INTERRUPTED
-        picture = draw_pruning(results, options.out / "figures" / "pruning.png")
+        picture = draw_pruning(results, RunFolder(options.out).figures / "pruning.png")
     print(tables.pruned(results))
     print(f"written: {options.out}, with results/pruning.json and {picture.relative_to(options.out)}")
     return DONE

@@ -45,6 +45,7 @@ from byov.metrics import (
     spearman,
 )
 from byov.posterior import Posterior
+from byov.runs.folder import RunFolder
 
 DRAWS = 50  # the paper took 1,000, and saw the std over draws converge by 50
 RESAMPLES = 1000  # of the bootstrap: an end of an interval is then known to 4% of its distance from the value
@@ -184,7 +185,7 @@ def align(
 
 
 def alignment_path(run: Run, data: str) -> Path:
-    return run.folder / "results" / f"alignment{of_source(run, data)}.json"
+    return RunFolder(run.folder).results / f"alignment{of_source(run, data)}.json"
 
 
 def predict_supervised(

@@ -27,6 +27,7 @@ from byov.inference.inputs import spread
 from byov.inference.load import Run
 from byov.inference.reference import ReferenceSet
 from byov.runs import checkpoints
+from byov.runs.folder import RunFolder
 
 QUERIES = 300  # views that are looked up: a recall of 0.3 is then known to 0.03
 REFERENCES = 1000  # images among which the original is looked for, at most: recall depends on their number
@@ -141,7 +142,7 @@ def is_pretrained(run: Run) -> bool:
 
 def unfinished(run: Run) -> str | None:
     """A warning for a run whose training was stopped early, or is still under way; None for a finished one."""
-    state = checkpoints.state(run.folder / "checkpoints" / "last.safetensors")
+    state = checkpoints.state(RunFolder(run.folder).checkpoint)
     step, total = state["step"], state.get("total", state["step"])
     if step >= total:
         return None

@@ -56,6 +56,7 @@ from byov.inference.load import Run, load
 from byov.inference.reference import ReferenceSet
 from byov.metrics import retrieval_hits
 from byov.metrics.paired import image_rows
+from byov.runs.folder import RunFolder
 from byov.scoring.scorer import is_deterministic
 
 PIXELS = 32  # side of the raw pixels that are probed at most: 12,288 numbers an image at 64 would take minutes to fit
@@ -156,7 +157,7 @@ def fingerprint(data: ImageSet) -> str:
 
 def results_path(run: Run, data: str, teacher: bool) -> Path:
     """`evaluation.json` is the student on the run's own data; anything else has a name of its own."""
-    return run.folder / "results" / f"evaluation{of_source(run, data)}{'-teacher' if teacher else ''}.json"
+    return RunFolder(run.folder).results / f"evaluation{of_source(run, data)}{'-teacher' if teacher else ''}.json"
 
 
 def _possible(run: Run, wanted: Wanted, say: Say) -> Wanted:
@@ -185,7 +186,7 @@ class _Evaluation:
         known = None if self.own.bank is None else self.own.bank.folder.name  # a digest of it
         seen = [data.name, fingerprint(data.train), fingerprint(data.test)]
         identity = [__version__, _weights(run), run.step, wanted.teacher, known, *seen]
-        self.kept = Kept(run.folder / "results" / "partial", identity)
+        self.kept = Kept(RunFolder(run.folder).results / "partial", identity)
         self.predictions: ClassPredictions | None = None  # over draws, where they were made in this call
 
     def all(self) -> tuple[Measures, dict[str, Tensor]]:

@@ -21,6 +21,7 @@ from byov.evaluation.labelled import Subject
 from byov.evaluation.named_metrics import Measures, below, class_measures
 from byov.inference.features import features_of
 from byov.runs import checkpoints
+from byov.runs.folder import RunFolder
 from byov.training.learners import build_learner
 from byov.training.loop import Trainer
 from byov.training.masks import hold_pruned
@@ -29,7 +30,6 @@ from byov.training.resolve import resolve
 OPTIM = Optim(batch_size=128, lr=1e-3)  # held out, 1,000 steps: Fashion-MNIST .806 (1e-4: .787, the probe .792)
 EPOCHS, STEPS = 3, 1000  # at least, of both: in 30 steps the features of 1,370 digits are spoiled, but not yet better
 IMPOSSIBLE = -1e4  # the bias of a class without training images: finite, so that no gradient is NaN
-LAST = Path("checkpoints") / "last.safetensors"
 
 
 def finetuning(images: int) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def finetune_measures(subject: Subject, folder: Path, say: Say) -> Measures:
     trainer = _trainer(subject, folder)
     trainer.say = say
     trainer.on_step = lambda step, row: subject.progress("fine-tuning", step, trainer.total)
-    if (folder / LAST).is_file():
+    if RunFolder(folder).checkpoint.is_file():
         trainer.restore()
     trainer.run()
     network = trainer.learner.posterior.module
@@ -78,7 +78,7 @@ def _trainer(subject: Subject, folder: Path) -> Trainer:
             classifier.bias.copy_((subject.probe.bias - weights @ subject.probe.mean).nan_to_num(neginf=IMPOSSIBLE))
 
     learner = build_learner(config, shape, data.classes, run.encoder.means.device, initialise)
-    masks = without_prefix(checkpoints.load(run.folder / LAST)[0], "mask.") if own else {}
+    masks = without_prefix(checkpoints.load(RunFolder(run.folder).checkpoint)[0], "mask.") if own else {}
     hold_pruned(learner, {name: mask for name, mask in masks.items() if name.startswith("encoder.")})
     return Trainer(config, folder, learner, data.train)
 

@@ -33,6 +33,7 @@ from byov.inference.reference import Moments, ReferenceSet, aligned, at_draw, mo
 from byov.metrics.predictive_uncertainty import Predictive
 from byov.metrics.running_moments import OverDraws
 from byov.posterior import Posterior
+from byov.runs.folder import RunFolder
 from byov.training.distributed.processes import Processes
 from byov.training.networks import Bare, Classifier, Student
 
@@ -209,7 +210,9 @@ def over_draws(bank: ReferenceSet, draws: int, asked: Pass[A], work: str | None,
     path = None
     done = 0
     if work is not None:
-        path = bank.run.folder / "results" / "partial" / f"{work}-{processes.rank}-of-{processes.world}.safetensors"
+        path = (
+            RunFolder(bank.run.folder).results / "partial" / f"{work}-{processes.rank}-of-{processes.world}.safetensors"
+        )
         found, done = _read_partial(path, found, len(mine))
     seen = done * images
 

@@ -14,6 +14,7 @@ from byov.config import Config, merge
 from byov.inference.features import features_of
 from byov.posterior import Posterior
 from byov.runs import checkpoints
+from byov.runs.folder import RunFolder
 from byov.training.distributed.processes import Processes
 from byov.training.learners import AnyLearner, build_learner
 
@@ -80,7 +81,7 @@ def load(folder: str | Path, device: str = "cpu", processes: Processes | None = 
     folder = Path(folder)
     if not folder.is_dir():
         raise BadInput(f"there is no run {folder}: train one with `byov train`, or check the path.")
-    path = folder / "checkpoints" / "last.safetensors"
+    path = RunFolder(folder).checkpoint
     tensors, state = checkpoints.load(path)
     config = merge(Config(), state["config"], str(path))
     shape: Any = tuple(state["image_shape"])

@@ -29,7 +29,8 @@ from byov.data.sources import open_source
 from byov.inference.features import at_this_draw, before_draws
 from byov.inference.load import Run
 from byov.posterior import Posterior
-from byov.runs.split import FILE, SPLIT, Division, divide, read_pixels, set_aside, write_reference
+from byov.runs.folder import RunFolder
+from byov.runs.split import SPLIT, Division, divide, read_pixels, set_aside, write_reference
 
 CACHE_BYTES = 1 << 29  # bytes of bank features kept for a run: 64 draws of 1,000 images at ResNet-50's 2,048 features
 
@@ -93,7 +94,7 @@ class ReferenceSet:
     def __init__(self, run: Run) -> None:
         self.run = run
         self._told = self._read_or_make()
-        self.folder = run.folder / FILE.parent / self._digest()
+        self.folder = RunFolder(run.folder).reference / self._digest()
         self._last: tuple[int, ReferenceFeatures] | None = None
 
     # ------------------------------------------------------------------------------------------------------- features
@@ -183,7 +184,7 @@ class ReferenceSet:
 
     def _read_or_make(self) -> dict[str, Any]:
         """What `reference/images.json` says. A run of 0.1 has none: it is made now."""
-        run, path = self.run, self.run.folder / FILE
+        run, path = self.run, RunFolder(self.run.folder).reference_images
         if not path.is_file():
             total = len(source_images(run, run.fingerprint))
             write_reference(run.folder, run.config, total, run.fingerprint, _division(run, total))

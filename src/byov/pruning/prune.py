@@ -38,16 +38,13 @@ from byov.metrics import ece, top_k_accuracy
 from byov.pruning.criteria import Masks, Pruning, choose_masks, prunable_weights, sparsity_of
 from byov.pruning.structured import compact
 from byov.runs import checkpoints
-from byov.runs.split import FILE as REFERENCE
-from byov.runs.split import PIXELS
+from byov.runs.folder import RunFolder
 from byov.training.distributed.processes import started
 from byov.training.loop import Trainer, subset
 from byov.training.masks import pruned
 from byov.training.prepare import prepare
 
-LAST = Path("checkpoints") / "last.safetensors"
 PARTIAL = Path("results") / "pruning.partial.json"  # while it works: settings, the round begun, and those that are done
-KEPT_FILES = (Path("metrics.jsonl"), Path("posterior.jsonl"), Path("summary.json"), REFERENCE, PIXELS)
 CURVE = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 UNLABELLED = 2000  # images that stand for all where there are no labels
 BATCH, REPEATS = 256, 7  # of the speed
@@ -70,7 +67,7 @@ def prune(
         raise BadInput("--curve takes sparsities from 0 to below 1.")
     if how.epochs and started() != (1, 1):
         raise BadInput("byov prune trains in one process: start it without torchrun or srun.")
-    tensors, state = checkpoints.load(run.folder / LAST)
+    tensors, state = checkpoints.load(RunFolder(run.folder).checkpoint)
     before = _masks(run.folder)
     prunable = prunable_weights(run.learner.posterior, how.part)
     start = sparsity_of(before, prunable)
@@ -109,7 +106,7 @@ def prune(
     )
     measured = {"images": len(judge.tested), "prunable": "weights of Linear layers and convolutions"}
     results["settings"] = kept["settings"] | measured
-    write_json(out / "results" / "pruning.json", results)
+    write_json(RunFolder(out).results / "pruning.json", results)
     (out / PARTIAL).unlink(missing_ok=True)
     _tell_spread(_opened(run, out))
     return results
@@ -129,7 +126,7 @@ def _kept(out: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 def _tell_spread(run: Run) -> None:
     """Puts the weights that are left into `summary.json`, which is the unpruned run's where nothing was retrained."""
-    path, sigma = run.folder / "summary.json", run.learner.posterior.sigma
+    path, sigma = RunFolder(run.folder).summary, run.learner.posterior.sigma
     if path.is_file() and len(left := sigma[sigma > 0]):
         summary = json.loads(path.read_text(encoding="utf-8"))
         write_json(path, summary | {"random_weights": len(left), "median_sigma": float(left.median())})
@@ -179,25 +176,27 @@ def _write_run(
     origin: Path, out: Path, config: Config, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
 ) -> None:
     """Write the folder of a run, whole or not at all."""
+    old = RunFolder(origin)
     with folder_written_whole(out) as place:
-        write_text(place / "config.yaml", to_yaml(config))
-        for name in KEPT_FILES:
-            if (origin / name).is_file():
-                (place / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(origin / name, place / name)
-        checkpoints.save(place / LAST, tensors, state)
+        write_text(RunFolder(place).config, to_yaml(config))
+        for file in (old.metrics, old.posterior, old.summary, old.reference_images, old.reference_pixels):
+            if file.is_file():
+                copy_of = place / file.relative_to(origin)
+                copy_of.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, copy_of)
+        checkpoints.save(RunFolder(place).checkpoint, tensors, state)
 
 
 def _prune_on(run: Run, how: Pruning, sparsity: float) -> None:
     """Prunes a run in its place, before another round."""
     masks = choose_masks(run.learner.posterior, how, sparsity, _masks(run.folder))
-    tensors, state = checkpoints.load(run.folder / LAST)
-    checkpoints.save(run.folder / LAST, pruned(tensors, masks), _restarted(state, run.config))
+    tensors, state = checkpoints.load(RunFolder(run.folder).checkpoint)
+    checkpoints.save(RunFolder(run.folder).checkpoint, pruned(tensors, masks), _restarted(state, run.config))
 
 
 def _masks(folder: Path) -> dict[str, Tensor]:
     """The masks of a run that is pruned."""
-    return without_prefix(checkpoints.load(folder / LAST)[0], "mask.")
+    return without_prefix(checkpoints.load(RunFolder(folder).checkpoint)[0], "mask.")
 
 
 # -------------------------------------------------------------------------------------------------------- what it costs

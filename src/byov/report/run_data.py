@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from byov._core.errors import BadInput
 from byov.config import BAYESIAN, Config, read_config
 from byov.evaluation.partial_results import read_section
 from byov.evaluation.per_image_uncertainty import LABEL_FREE
+from byov.runs.folder import RunFolder, read_log
 from byov.scoring.scorer import DEFAULT, DEFAULT_AT_MEANS
 
 Row = dict[str, Any]
@@ -101,23 +102,24 @@ def load_runs(paths: Sequence[Path]) -> list[Run]:
 
 def load_run(path: Path, name: str | None = None) -> Run:
     """One run folder; all but its config may be missing."""
-    if not (path / "config.yaml").is_file():
+    folder = RunFolder(path)
+    if not folder.config.is_file():
         raise BadInput(
             f"{path} is not a run folder: it has no config.yaml; give the one that `byov train --out` wrote."
         )
-    metrics, posterior = (_read_lines(path / name) for name in ("metrics.jsonl", "posterior.jsonl"))
-    rows = read_section(path / "results" / "evaluation.safetensors")
+    metrics, posterior = read_log(folder.metrics), read_log(folder.posterior)
+    rows = read_section(folder.results / "evaluation.safetensors")
     run = Run(
         name=name or path.resolve().name,
         path=path,
-        config=read_config(path / "config.yaml"),
+        config=read_config(folder.config),
         metrics=_merged(metrics.rows, ("step",)),
         posterior=_merged(posterior.rows, ("epoch", "layer")),
-        results=_read_object(path / "results" / "evaluation.json"),
+        results=_read_object(folder.results / "evaluation.json"),
         images={} if rows is None else {key: row for key, row in rows.images.items() if row.isfinite().all()},
         evaluated_images="" if rows is None else str(rows.measures.get("images")),
-        summary=_read_object(path / "summary.json"),
-        pruning=_read_object(path / "results" / "pruning.json"),
+        summary=_read_object(folder.summary),
+        pruning=_read_object(folder.results / "pruning.json"),
         missing=[],
     )
     run.missing.extend([*_missing_logs(run, metrics.broken, posterior.broken), *_missing_results(run)])
@@ -160,29 +162,6 @@ def _names(paths: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     raise BadInput("the same run folder is given twice; give each once.")
-
-
-class _Lines(NamedTuple):
-    """The objects of a JSON-lines file, and how many lines are broken."""
-
-    rows: list[Row]
-    broken: int
-
-
-def _read_lines(path: Path) -> _Lines:
-    """All that can be read: `kill -9` may cut a line, the last until resumed."""
-    rows: list[Row] = []
-    broken = 0
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
-        try:
-            row = json.loads(line) if line.strip() else None
-        except json.JSONDecodeError:
-            row = broken
-        if isinstance(row, dict):
-            rows.append(row)
-        elif row is not None:
-            broken += 1
-    return _Lines(rows, broken)
 
 
 def _read_object(path: Path) -> Row:

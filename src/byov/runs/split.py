@@ -20,12 +20,11 @@ from byov._core.randomness import RandomStream, fold, permutation
 from byov.config import Config
 from byov.data.images import Split
 from byov.data.resample import resized
+from byov.runs.folder import RunFolder
 
 BANK = 4000  # images: 2% of them, which draws should agree on, are some tens; each draw passes them all
 CALIBRATION = 1000  # at most, and a twentieth of the source: percentiles to .1, for little of what can be learned
 SPLIT: Split = "train"
-FILE = Path("reference") / "images.json"
-PIXELS = FILE.with_suffix(".safetensors")
 MOST_PIXELS = 1 << 28  # bytes of bank and calibration images kept with a run: 5,000 of them at 133 pixels, in colour
 
 
@@ -53,7 +52,7 @@ def set_aside(total: int) -> int:
 def write_reference(folder: Path, config: Config, total: int, fingerprint: str | None, division: Division) -> None:
     """Writes `reference/images.json`: all that is needed to find bank, calibration images and draws again."""
     write_json(
-        folder / FILE,
+        RunFolder(folder).reference_images,
         {
             "source": config.data,
             "split": SPLIT,
@@ -77,13 +76,13 @@ def write_pixels(folder: Path, images: Tensor, division: Division, side: int) ->
         if size <= left:  # asked first: reading them may take long
             parts[name] = torch.cat([resized(images[some], side) for some in torch.split(which, 500)])
             left -= size
-    write_atomically(folder / PIXELS, lambda temporary: save_file(parts, temporary))
+    write_atomically(RunFolder(folder).reference_pixels, lambda temporary: save_file(parts, temporary))
 
 
 def read_pixels(folder: Path, part: str) -> Tensor | None:
     """What `write_pixels` wrote of a part, if it did."""
     try:
-        with safe_open(folder / PIXELS, framework="pt") as file:
+        with safe_open(RunFolder(folder).reference_pixels, framework="pt") as file:
             return cast(Tensor, file.get_tensor(part))
     except (OSError, SafetensorError):
         return None

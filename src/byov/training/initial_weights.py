@@ -22,6 +22,7 @@ from byov._core.files import without_prefix
 from byov.backbones import efficientnet_lite, timm
 from byov.config import LITE
 from byov.runs import checkpoints
+from byov.runs.folder import CHECKPOINT, RunFolder
 from byov.training.networks import encoder_of
 
 BACKBONE = "encoder.backbone."
@@ -49,8 +50,8 @@ def initialiser(source: str | None) -> Callable[[nn.Module], None]:
 
 def _read(path: Path) -> dict[str, Tensor]:
     """Weights by name, as the run or the file has them."""
-    if path.is_dir() or path.name == "last.safetensors":
-        tensors, _ = checkpoints.load(path / "checkpoints" / "last.safetensors" if path.is_dir() else path)
+    if path.is_dir() or path.name == CHECKPOINT:
+        tensors, _ = checkpoints.load(RunFolder(path).checkpoint if path.is_dir() else path)
         student = without_prefix(tensors, "student.")
         return without_prefix(student, "mean.") | without_prefix(student, "other.")
     if not path.is_file():

@@ -26,6 +26,7 @@ from byov.data.images import ImageSet
 from byov.data.resample import resized
 from byov.metrics.knn import knn_accuracy
 from byov.runs import checkpoints
+from byov.runs.folder import RunFolder
 from byov.runs.split import divide
 from byov.runs.training_log import Journal
 from byov.training.distributed.processes import Processes
@@ -150,7 +151,7 @@ class Trainer:
         """Trains to the end; writes and returns the summary. Interrupted: state saved. TrainingFailed: a NaN."""
         main = self.processes.main
         if main and self.step < self.total:
-            (self.folder / "summary.json").unlink(missing_ok=True)  # it told of a shorter run
+            RunFolder(self.folder).summary.unlink(missing_ok=True)  # it told of a shorter run
         journal = Journal(self.folder, self.step, self.config.monitor.tensorboard) if main else None
         if journal is not None and self.step == 0:
             journal.layers(layer_statistics(self.learner.posterior), 0, 0)
@@ -250,7 +251,7 @@ class Trainer:
                 with self.autocast() if self.autocast is not None else nullcontext():
                     losses.append(float(self.learner.loss(batch, key).nll))
         layer = watch.name or first_bad_parameter(self.learner.posterior) or "the loss itself"
-        last = self.folder / "checkpoints" / "last.safetensors"
+        last = RunFolder(self.folder).checkpoint
         kept = f"the last good state is kept in {last}" if last.exists() else "no checkpoint had been written yet"
         return (
             f"step {self.step}: the loss without the KL is {sum(losses) / len(losses):g} and the first value that is "
@@ -291,12 +292,12 @@ class Trainer:
                 "fingerprint": self.fingerprint,
                 "config": to_dict(self.config),
             }
-            checkpoints.save(self.folder / "checkpoints" / "last.safetensors", tensors, state)
+            checkpoints.save(RunFolder(self.folder).checkpoint, tensors, state)
         self._saved_at = time.monotonic()
 
     def restore(self) -> None:
         """Goes back to checkpoints/last.safetensors."""
-        path = self.folder / "checkpoints" / "last.safetensors"
+        path = RunFolder(self.folder).checkpoint
         tensors, state = checkpoints.load(path)
         different = differences(merge(Config(), state["config"], str(path)), self.config)
         different.pop("optim.epochs", None)  # --extend
@@ -330,7 +331,7 @@ class Trainer:
             "median_sigma": float(sigma.median()) if sigma.numel() else None,
         }
         if self.processes.main:
-            write_json(self.folder / "summary.json", summary)
+            write_json(RunFolder(self.folder).summary, summary)
         return summary
 
 

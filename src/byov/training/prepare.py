@@ -18,6 +18,7 @@ from byov.config import SUPERVISED, Config, absolute_source, differences, read_c
 from byov.data.images import ImageSet, Outline
 from byov.data.sources import Source, open_source
 from byov.runs import checkpoints
+from byov.runs.folder import RunFolder
 from byov.runs.split import Division, divide, write_pixels, write_reference
 from byov.training import view_cache
 from byov.training.distributed.processes import Processes, meet, started
@@ -159,7 +160,7 @@ def _resolved(
 
 def _check_same_images(data: ImageSet, config: Config, out: Path) -> None:
     """A run goes on with the images it began with: their numbers are the keys of order, views and labels."""
-    path = out / "checkpoints" / "last.safetensors"
+    path = RunFolder(out).checkpoint
     began = checkpoints.state(path).get("fingerprint") if path.is_file() else None  # `_continued` misses it
     if began is not None and began != data.fingerprint():
         raise BadInput(
@@ -178,7 +179,7 @@ def _check_free(out: Path) -> None:
 
 def _with_calibration_of(config: Config, out: Path) -> Config:
     """A run of 0.1 set no images aside, and goes on so."""
-    path = out / "config.yaml"
+    path = RunFolder(out).config
     before = config.calibration is None and path.is_file() and read_config(path).calibration is None
     return replace(config, calibration=0) if before else config
 
@@ -187,7 +188,7 @@ def _begin(trainer: Trainer, division: Division) -> None:
     """Write the folder of a new run, whole or not at all."""
     out = trainer.folder
     with folder_written_whole(out) as trainer.folder:
-        write_text(trainer.folder / "config.yaml", to_yaml(trainer.config))
+        write_text(RunFolder(trainer.folder).config, to_yaml(trainer.config))
         write_reference(trainer.folder, trainer.config, len(trainer.data), trainer.fingerprint, division)
         write_pixels(trainer.folder, trainer.data.images, division, trainer.learner.image_size)
         trainer.save()  # a run can be resumed from its first moment on
@@ -201,7 +202,7 @@ def _go_on(trainer: Trainer) -> None:
             stale.unlink(missing_ok=True)
     trainer.restore()
     if trainer.processes.main:
-        write_text(trainer.folder / "config.yaml", to_yaml(trainer.config))  # --extend lengthens it
+        write_text(RunFolder(trainer.folder).config, to_yaml(trainer.config))  # --extend lengthens it
 
 
 def pixel_statistics(images: Tensor, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -226,9 +227,9 @@ def pixel_statistics(images: Tensor, chosen: Tensor | None = None) -> tuple[Tens
 
 def _continued(config: Config, out: Path, extend: int | None) -> Config:
     """The config to go on with; it must be the run's own, apart from the speed and the log."""
-    if not (out / "config.yaml").is_file():
+    if not RunFolder(out).config.is_file():
         raise BadInput(f"{out} holds no run to resume: check --out, or leave out --resume to start one.")
-    saved = read_config(out / "config.yaml")
+    saved = read_config(RunFolder(out).config)
     different = differences(saved, config)
     if different:
         key, (old, new) = next(iter(different.items()))
@@ -243,7 +244,7 @@ def _continued(config: Config, out: Path, extend: int | None) -> Config:
         raise BadInput(f"a run can only be lengthened: give --extend at least 1 epoch, not {extend}.")
     if config.method == "posthoc":
         raise BadInput(f"{out} was not trained (method posthoc), so --extend has nothing to lengthen: start a new run.")
-    state = checkpoints.state(out / "checkpoints" / "last.safetensors")
+    state = checkpoints.state(RunFolder(out).checkpoint)
     if state["step"] < state["total"]:
         raise BadInput(f"{out} is not finished (step {state['step']} of {state['total']}): use --resume first.")
     return replace(config, optim=replace(config.optim, epochs=config.optim.epochs + extend))

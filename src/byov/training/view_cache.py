@@ -32,8 +32,8 @@ from byov.backbones import Encoder
 from byov.backbones.folded_copy import inference_copy
 from byov.config import Config, to_dict
 from byov.data.views import view
+from byov.runs.folder import RunFolder
 
-FOLDER = "cache"
 FILE, ABOUT = "views.f16", "views.json"
 BATCH = 64  # images that pass the trunk at a time, on one core
 
@@ -133,7 +133,7 @@ def make(
     progress: Progress = lambda what, done, total: None,
 ) -> None:
     """Makes a run's cache, if it has none; `pixels` gives training images by number. A cache of others is bad input."""
-    folder = run / FOLDER
+    folder = RunFolder(run).view_cache
     if (about := _about(folder)) is not None:
         if about != description:
             raise BadInput(f"{folder} holds views of other weights, images or settings: delete that folder.")
@@ -155,7 +155,7 @@ def make(
 
 def open_cache(run: Path, description: Description) -> ViewCache:
     """Maps a run's cache, which `make` has made."""
-    folder = run / FOLDER
+    folder = RunFolder(run).view_cache
     if _about(folder) != description:
         raise BadInput(f"{folder} cannot be read here: all processes must share the disk of the run.")
     return ViewCache(folder / FILE, description)
@@ -163,7 +163,7 @@ def open_cache(run: Path, description: Description) -> ViewCache:
 
 def remove_cache(run: Path) -> None:
     """Removes a run's cache: it is large, and can be made again."""
-    shutil.rmtree(run / FOLDER, ignore_errors=True)
+    shutil.rmtree(RunFolder(run).view_cache, ignore_errors=True)
 
 
 def _about(folder: Path) -> Description | None:
@@ -180,8 +180,9 @@ def _check_space(run: Path, needed: int) -> None:
     place = next(folder for folder in (run, *run.resolve().parents) if folder.is_dir())
     free = shutil.disk_usage(place).free
     if needed > free:
+        folder, gib = RunFolder(run).view_cache, 2**30
         raise BadInput(
-            f"the cached views need {needed / 2**30:,.1f} GiB in {run / FOLDER}, where {free / 2**30:,.1f} are free: "
+            f"the cached views need {needed / gib:,.1f} GiB in {folder}, where {free / gib:,.1f} are free: "
             "free some space, or start a run with fresh views, which is slower: --views.cached 0."
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from byov.runs.training_log import read_lines
+from byov.runs.folder import read_log
 from byov.studies.framework.lab import Lab
 from byov.studies.measurements.predictions import MEASURES
 from byov.studies.paper import appendix_bc, fig2
@@ -83,7 +83,7 @@ def test_all_of_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     }
     monkeypatch.setattr(appendix_bc, "arms", lambda lab: some)
     # one epoch is too short for a spike: what matters is whose folder is read
-    monkeypatch.setattr(fig2, "gradient_spike", lambda folder: float(len(read_lines(folder / "metrics.jsonl"))))
+    monkeypatch.setattr(fig2, "gradient_spike", lambda folder: float(len(read_log(folder / "metrics.jsonl").rows)))
     lab.seeds = 1
     lab.train(appendix_bc.runs(lab))
     rows = appendix_bc.results(lab)

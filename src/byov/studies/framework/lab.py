@@ -25,6 +25,7 @@ from byov.data.sources import open_source
 from byov.evaluation.named_metrics import strict
 from byov.evaluation.ood import plain_name
 from byov.inference.load import Run, load
+from byov.runs.folder import RunFolder
 from byov.studies.framework.workers import Order, share, side_by_side
 from byov.studies.measurements.predictions import Outcomes, outcomes, read_outcomes, write_outcomes
 from byov.training.resolve import cores
@@ -152,7 +153,7 @@ class Lab:
     # -------------------------------------------------------------------------------------------------------- training
 
     def is_trained(self, config: Config) -> bool:
-        return (self.path(config) / "summary.json").is_file()
+        return RunFolder(self.path(config)).summary.is_file()
 
     def train(self, configs: Iterable[Config]) -> None:
         """Trains what is missing, `jobs` at a time."""
@@ -178,7 +179,7 @@ class Lab:
         out = self.path(config)
         recipe = out.with_suffix(".yaml")
         write_text(recipe, to_yaml(replace(config, threads=None)))
-        what = ["--resume"] if (out / "config.yaml").is_file() else [str(recipe)]
+        what = ["--resume"] if RunFolder(out).config.is_file() else [str(recipe)]
         command = [*self.launch, "train", *what, "--out", str(out), "--threads", str(share(self.jobs))]
         return Order(command, out.with_suffix(".log"))
 
@@ -197,7 +198,7 @@ class Lab:
 
         `settings`: all that decides the numbers beside the run; under others they are measured anew.
         """
-        path = self.path(config) / "results" / f"{what}.json"
+        path = RunFolder(self.path(config)).results / f"{what}.json"
         if path.is_file():
             kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             if kept["settings"] == json.loads(json.dumps(settings)):
@@ -215,7 +216,7 @@ class Lab:
         self, what: str, config: Config, make: Callable[[Run], Outcomes], settings: dict[str, Any]
     ) -> Outcomes:
         """As `measured`, for what a run says of each of some images."""
-        path = self.path(config) / "results" / f"{what}.safetensors"
+        path = RunFolder(self.path(config)).results / f"{what}.safetensors"
         found = read_outcomes(path, settings)
         if found is None:
             found = make(self.run(config))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from byov.metrics.layer_profiles import largest_rise
-from byov.runs.training_log import read_lines
+from byov.runs.folder import RunFolder, read_log
 
 LAYER_MEASURES = ("sigma_mean", "sigma_max", "snr_mean", "snr_max")
 
@@ -17,7 +17,7 @@ def layer_history(folder: Path, epochs: int = 24) -> list[dict[str, Any]]:
     Biases are left out: those before a normalisation and those of attention's keys do not change the function. They sit
     at the prior, and would say nothing but which prior it is.
     """
-    rows = [row for row in read_lines(folder / "posterior.jsonl") if not row["layer"].endswith("bias")]
+    rows = [row for row in read_log(RunFolder(folder).posterior).rows if not row["layer"].endswith("bias")]
     seen = sorted({row["epoch"] for row in rows})
     every = max(1, round((len(seen) - 1) / epochs))
     shown = {*seen[::every], *seen[-1:]}
@@ -30,4 +30,4 @@ def layer_history(folder: Path, epochs: int = 24) -> list[dict[str, Any]]:
 
 def gradient_spike(folder: Path) -> float | None:
     """The largest rise of the gradient's norm over its recent level, as a logarithm."""
-    return largest_rise([row["grad_norm"] for row in read_lines(folder / "metrics.jsonl") if "grad_norm" in row])
+    return largest_rise([row["grad_norm"] for row in read_log(RunFolder(folder).metrics).rows if "grad_norm" in row])

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from byov.config import Config
 from byov.report.plots.seed_dots import STYLE, dots
+from byov.runs.folder import RunFolder
 from byov.studies.framework.claims import Claim
 from byov.studies.framework.compare import MEANS, Arms, compare, effects
 from byov.studies.framework.lab import Lab
@@ -82,7 +83,7 @@ def results(lab: Lab) -> list[dict[str, Any]]:
 
 
 def _memory(lab: Lab, config: Config) -> float:
-    summary = json.loads((lab.path(config) / "summary.json").read_text(encoding="utf-8"))
+    summary = json.loads(RunFolder(lab.path(config)).summary.read_text(encoding="utf-8"))
     return float(summary["peak_memory_mib"])
 
 
