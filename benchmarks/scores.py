@@ -164,7 +164,8 @@ def ensemble_disagreement(runs: Sequence[Run], images: Tensor, draws: int = 0) -
         before = before_draws(run.encoder, images, run.image_shape[-1])
         for k in range(draws) if draws else [None]:
             with at_draw(run.encoder, run.config.seed, k):
-                features = bank.aligned(at_this_draw(run.encoder, before), k)
+                raw = at_this_draw(run.encoder, before)
+            features = bank.aligned(raw, k)
             reference = bank.aligned(bank.at(k).features, k)
             cosines = normalize(features, dim=1) @ normalize(reference, dim=1).T
             near = cosines.topk(count := part_of(cosines.shape[1], CONSISTENT_PART), dim=1).indices
