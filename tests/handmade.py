@@ -58,7 +58,6 @@ def run(
     sigma: float = 0.05,
     source: Tensor | None = None,
     calibration: int = 20,
-    reference: bool = True,
     where: str = "all",
     seed: int = 0,
 ) -> Run:
@@ -69,9 +68,8 @@ def run(
     trained = len(source) - calibration
     data = f"npz:{folder / 'images.npz'}"
     config = Config(data=data, images=trained, calibration=calibration, image_size=SIDE, seed=seed)
-    if reference:
-        fingerprint = open_source(data).load("train").fingerprint()
-        write_reference(folder, config, len(source), fingerprint, divide(len(source), trained, calibration))
+    fingerprint = open_source(data).load("train").fingerprint()
+    write_reference(folder, config, len(source), fingerprint, divide(len(source), trained, calibration))
     posterior = Posterior(encoder, where, 2 * float(np.log(sigma)))
     learner: Any = SimpleNamespace(posterior=posterior, teacher=None)
     return Run(folder, config, learner, posterior, 1, (1, SIDE, SIDE), None)

@@ -425,9 +425,4 @@ def same_source(a: str, b: str) -> bool:
 def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
     """What differs between two configs, key by key, apart from what is no part of a run's identity."""
     a, b = flatten(to_dict(old)), flatten(to_dict(new))
-    if a["image_size"] is None:  # a run of 0.1: it had no other side than the images' own
-        a["image_size"] = b["image_size"]
-    for flat in (a, b):  # a run of 0.1 set none aside, and kept a relative path
-        flat["calibration"] = flat["calibration"] or 0
-        flat["data"] = absolute_source(flat["data"])
     return {k: (a.get(k), b.get(k)) for k in {**a, **b} if a.get(k) != b.get(k) and k.split(".")[0] not in NOT_IDENTITY}

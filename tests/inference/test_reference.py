@@ -1,7 +1,5 @@
 """The reference bank: which images, what a draw makes of them, and that alignment undoes shifts and stretches."""
 
-import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -125,24 +123,14 @@ def test_other_images_than_those_trained_on_are_refused(run) -> None:
         ReferenceSet(run).at(0)
 
 
-def test_a_damaged_list_is_named(run) -> None:
-    (run.folder / "reference" / "images.json").write_text('{"bank": []}')
-    with pytest.raises(BadInput, match=r"images\.json is damaged"):
+def test_a_damaged_or_missing_list_is_named(run) -> None:
+    path = run.folder / "reference" / "images.json"
+    path.write_text('{"bank": []}')
+    with pytest.raises(BadInput, match=r"images\.json is missing or damaged"):
         ReferenceSet(run)
-
-
-@pytest.mark.parametrize(("trained", "calibration"), [(100, 6), (116, 4), (120, 0)])
-def test_a_run_of_before_gets_its_list_on_demand(tmp_path: Path, trained: int, calibration: int) -> None:
-    """What it did not train on calibrates: a twentieth of 120 at most; where it trained on all, nothing does."""
-    run = handmade.run(tmp_path, handmade.Affine(5), reference=False)
-    run = replace(run, config=replace(run.config, images=trained, calibration=None))
-    assert run.fingerprint is None  # it knew none either
-    bank = ReferenceSet(run)
-    told = json.loads((tmp_path / "reference" / "images.json").read_text())
-    assert told["source"] == run.config.data and told["split"] == "train" and told["fingerprint"] is None
-    assert told["bank"] == divide(120, trained, 0).bank.tolist()
-    assert told["calibration"] == divide(120, trained, calibration).calibration.tolist()
-    assert bank.calibrates == (calibration > 0)
+    path.unlink()
+    with pytest.raises(BadInput, match=r"images\.json is missing or damaged"):
+        ReferenceSet(run)
 
 
 def test_what_is_constant_but_for_rounding() -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +15,7 @@ from byov._core.randomness import RandomStream
 from byov.config import Config, Model, Monitor, Optim, read_config
 from byov.data.resample import resized
 from byov.data.sources import open_source
-from byov.runs import checkpoints, split
+from byov.runs import split
 from byov.runs.folder import RunFolder
 from byov.runs.split import BANK, divide, read_pixels, write_pixels
 from byov.training.loop import Trainer, subset
@@ -148,36 +147,9 @@ def stopped_after(trainer: Trainer, step: int) -> None:
         trainer.run()
 
 
-def as_before(folder: Path) -> None:
-    """Makes a run one of 0.1: it knows of no calibration, and lists no images."""
-    settings = yaml.safe_load((folder / "config.yaml").read_text())
-    del settings["calibration"]
-    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
-    last = folder / "checkpoints" / "last.safetensors"
-    tensors, state = checkpoints.load(last)
-    del state["config"]["calibration"]
-    checkpoints.save(last, tensors, state)
-    RunFolder(folder).reference_images.unlink()
-
-
 def end_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     trainer.run()
     return {name: tensor.clone() for name, tensor in trainer.tensors().items()}
-
-
-@pytest.mark.parametrize("saved_settings", [True, False], ids=["with its own settings", "with the recipe's"])
-def test_a_run_of_before_goes_on_exactly(tmp_path: Path, saved_settings: bool) -> None:
-    whole = end_of(prepare(replace(SMALL, calibration=0), tmp_path / "whole"))
-    stopped_after(prepare(replace(SMALL, calibration=0), tmp_path / "cut"), 10)
-    as_before(tmp_path / "cut")
-    config = read_config(tmp_path / "cut" / "config.yaml") if saved_settings else SMALL
-    assert config.calibration is None
-    again = prepare(config, tmp_path / "cut", resume=True)
-    assert (again.step, again.images, again.config.calibration) == (7, 1442, 0)
-    for name, tensor in end_of(again).items():
-        assert torch.equal(tensor, whole[name]), name
-    with pytest.raises(BadInput, match="images=1442, not 1433"):
-        prepare(replace(SMALL, calibration=9), tmp_path / "cut", resume=True)
 
 
 def test_a_run_with_images_set_aside_goes_on_exactly(tmp_path: Path) -> None:

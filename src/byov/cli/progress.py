@@ -78,8 +78,10 @@ class StepProgress(_Bar):
         self.begun, self.first = time.monotonic(), position.step
 
     def on_step(self, step: int, row: dict[str, Any]) -> None:
-        if "loss" in row:
-            self.note = f"loss {row['loss']:.3f}  {row['images_per_second']:.0f} images/s"
+        if row:
+            # The weight of the KL rises while training: shown apart, or the loss would seem to get worse.
+            kl = "" if row["kl"] is None else f"  kl {row['loss'] - row['nll']:.3f}"
+            self.note = f"loss {row['nll']:.3f}{kl}  {row['images_per_second']:.0f} images/s"
         self.bar.update(self.task, completed=step, note=self.note)
         if self.quiet():
             left = (time.monotonic() - self.begun) / max(step - self.first, 1) * (self.position.total - step)

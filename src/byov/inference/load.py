@@ -91,5 +91,5 @@ def load(folder: str | Path, device: str = "cpu", processes: Processes | None = 
         learner.teacher.load_tensors(without_prefix(tensors, "teacher."), str(path))
         learner.teacher.eval()
     encoder = learner.posterior.eval().part("encoder").eval()
-    classes, seen = state["classes"], state.get("fingerprint")
+    classes, seen = state["classes"], state["fingerprint"]
     return Run(folder, config, learner, encoder, state["step"], shape, classes, seen, processes or Processes())

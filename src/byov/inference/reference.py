@@ -30,7 +30,7 @@ from byov.inference.features import at_this_draw, before_draws
 from byov.inference.load import Run
 from byov.posterior import Posterior
 from byov.runs.folder import RunFolder
-from byov.runs.split import SPLIT, Division, divide, read_pixels, set_aside, write_reference
+from byov.runs.split import SPLIT, read_pixels
 
 CACHE_BYTES = 1 << 29  # bytes of bank features kept for a run: 64 draws of 1,000 images at ResNet-50's 2,048 features
 
@@ -88,12 +88,12 @@ def at_draw(posterior: Posterior, seed: int, k: int | None) -> Iterator[None]:
 class ReferenceSet:
     """The reference bank of a run as its draws see it, and the calibration images beside it.
 
-    Its images are kept with the run; only where they are not (too many, or a run of before), the source is opened.
+    Its images are kept with the run; only where they are not (too many), the source is opened.
     """
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self._told = self._read_or_make()
+        self._told = self._read()
         self.folder = RunFolder(run.folder).reference / self._digest()
         self._last: tuple[int, ReferenceFeatures] | None = None
 
@@ -182,18 +182,15 @@ class ReferenceSet:
             images = whole[torch.tensor(self._told[part], dtype=torch.int64)]
         return resized(images, self.run.image_shape[-1])
 
-    def _read_or_make(self) -> dict[str, Any]:
-        """What `reference/images.json` says. A run of 0.1 has none: it is made now."""
-        run, path = self.run, RunFolder(self.run.folder).reference_images
-        if not path.is_file():
-            total = len(source_images(run, run.fingerprint))
-            write_reference(run.folder, run.config, total, run.fingerprint, _division(run, total))
+    def _read(self) -> dict[str, Any]:
+        """Read `reference/images.json`."""
+        path = RunFolder(self.run.folder).reference_images
         try:
             told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             if not told["bank"] or not isinstance(told["calibration"], list) or "fingerprint" not in told:
                 raise ValueError("something is missing")
-        except (ValueError, KeyError, TypeError) as error:
-            raise BadInput(f"{path} is damaged ({error}): delete it, and it will be made anew.") from error
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BadInput(f"{path} is missing or damaged ({error}): restore a copy, or train again.") from error
         return told
 
     def _digest(self) -> str:
@@ -223,10 +220,3 @@ def source_images(run: Run, fingerprint: str | None) -> Tensor:
             "reference bank: put them back."
         )
     return data.images
-
-
-def _division(run: Run, total: int) -> Division:
-    """The division of a run that has none on record: what it did not train on calibrates, as far as it goes."""
-    images = min(run.config.images or total, total)
-    calibration = run.config.calibration
-    return divide(total, images, min(set_aside(total), total - images) if calibration is None else calibration)

@@ -65,7 +65,6 @@ def prepare(
     with processes.one_voice():
         if goes_on:
             _check_same_images(data, config, out)
-            config = _with_calibration_of(config, out)
             if config.threads is not None:  # it was set for the processes of that time
                 config = replace(config, threads=min(config.threads, max(1, cores() // local)))
         config = _resolved(config, source, data.outline, processes, local, least_steps)
@@ -161,7 +160,7 @@ def _resolved(
 def _check_same_images(data: ImageSet, config: Config, out: Path) -> None:
     """A run goes on with the images it began with: their numbers are the keys of order, views and labels."""
     path = RunFolder(out).checkpoint
-    began = checkpoints.state(path).get("fingerprint") if path.is_file() else None  # `_continued` misses it
+    began = checkpoints.state(path)["fingerprint"] if path.is_file() else None  # `_continued` misses it
     if began is not None and began != data.fingerprint():
         raise BadInput(
             f"the images of {config.data} are not those that {out} began with: put them back, or start a new run from "
@@ -175,13 +174,6 @@ def _check_free(out: Path) -> None:
         raise BadInput("a run wants a folder of its own: give --out a name.")
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise BadInput(f"{out} exists already: choose another --out, or go on with --resume.")
-
-
-def _with_calibration_of(config: Config, out: Path) -> Config:
-    """A run of 0.1 set no images aside, and goes on so."""
-    path = RunFolder(out).config
-    before = config.calibration is None and path.is_file() and read_config(path).calibration is None
-    return replace(config, calibration=0) if before else config
 
 
 def _begin(trainer: Trainer, division: Division) -> None:
