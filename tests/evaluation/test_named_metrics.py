@@ -18,7 +18,7 @@ from byov.evaluation.named_metrics import (
     strict,
 )
 from byov.metrics import Predictive
-from byov.metrics.paired import image_rows
+from byov.metrics.resampling import image_rows
 
 
 @pytest.fixture

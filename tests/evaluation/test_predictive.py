@@ -20,7 +20,7 @@ from byov.evaluation.probe import Probe
 from byov.inference.features import features_of
 from byov.inference.load import Run
 from byov.inference.reference import ReferenceSet, at_draw
-from byov.metrics.predictive_uncertainty import Predictive
+from byov.metrics.over_draws import Predictive
 from byov.training.distributed.processes import Processes
 
 IMAGES = handmade.images(9, seed=1)

@@ -55,7 +55,7 @@ from byov.evaluation.shift_robustness import shift_measures, shift_names, shift_
 from byov.inference.load import Run, load
 from byov.inference.reference import ReferenceSet
 from byov.metrics import retrieval_hits
-from byov.metrics.paired import image_rows
+from byov.metrics.resampling import image_rows
 from byov.runs.folder import RunFolder
 from byov.scoring.scorer import is_deterministic
 

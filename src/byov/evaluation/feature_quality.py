@@ -11,7 +11,7 @@ from byov.evaluation.named_metrics import Measures, below, bins_of, class_measur
 from byov.evaluation.partial_results import Section
 from byov.evaluation.per_image_uncertainty import scores_at_means
 from byov.metrics import fit_temperature, knn_accuracy, recall_at_1, retrieval_hits
-from byov.metrics.paired import image_rows
+from byov.metrics.resampling import image_rows
 
 KNN_K, KNN_TEMPERATURE = 20, 0.07  # DINO's
 HELD_OUT = 5  # one image in so many is held out to fit the temperature on

@@ -30,8 +30,7 @@ from byov.evaluation.partial_results import digest
 from byov.evaluation.probe import Probe
 from byov.inference.features import BATCH, features_of, outputs_of
 from byov.inference.reference import Moments, ReferenceSet, aligned, at_draw, moments_of
-from byov.metrics.predictive_uncertainty import Predictive
-from byov.metrics.running_moments import OverDraws
+from byov.metrics.over_draws import OverDraws, Predictive
 from byov.posterior import Posterior
 from byov.runs.folder import RunFolder
 from byov.training.distributed.processes import Processes

@@ -1,11 +1,10 @@
-"""Pure functions of probabilities, features, scores and labels. Nothing here knows what a run or a network is.
+"""Pure functions of probabilities, features, scores and labels, independent of runs and networks.
 
-A score of images is an uncertainty: higher means less certain. A measure that two kinds of images define (hits and
-errors, say) is NaN where there is only one.
+Scores of images are uncertainties: higher means less certain. A measure of two kinds of images, such as errors and
+correct predictions, is NaN if there is only one kind.
 """
 
-from byov.metrics.accuracy import top_k_accuracy
-from byov.metrics.calibration import (
+from byov.metrics.classification import (
     Bin,
     BrierDecomposition,
     adaptive_ece,
@@ -13,27 +12,37 @@ from byov.metrics.calibration import (
     brier_decomposition,
     classwise_ece,
     ece,
+    fit_temperature,
     nll,
     reliability_bins,
+    top_k_accuracy,
 )
-from byov.metrics.correlation import Estimate, bootstrap, partial_pearson, partial_spearman, pearson, spearman
-from byov.metrics.deterministic_uncertainty import energy, entropy, knn_distance, mahalanobis, max_softmax
-from byov.metrics.gaussian import GaussianFit, gaussian_fit
-from byov.metrics.knn import knn_accuracy
-from byov.metrics.ood_detection import Ood, ood_detection
-from byov.metrics.predictive_uncertainty import Predictive
-from byov.metrics.ranking import auroc, average_precision, fpr_at_tpr
-from byov.metrics.retrieval import r_auroc, recall_at_1, retrieval_hits
-from byov.metrics.selective import (
+from byov.metrics.correlation import (
+    GaussianFit,
+    gaussian_fit,
+    partial_pearson,
+    partial_spearman,
+    pearson,
+    spearman,
+)
+from byov.metrics.over_draws import Predictive
+from byov.metrics.ranking import (
+    Ood,
     RiskCoverage,
     Selective,
     accuracy_at_coverage,
     aurc,
+    auroc,
+    average_precision,
     excess_aurc,
+    fpr_at_tpr,
+    ood_detection,
     risk_coverage,
     selective_prediction,
 )
-from byov.metrics.temperature_scaling import fit_temperature
+from byov.metrics.representation import knn_accuracy, r_auroc, recall_at_1, retrieval_hits
+from byov.metrics.resampling import Estimate, bootstrap
+from byov.metrics.uncertainty import energy, entropy, knn_distance, mahalanobis, max_softmax
 
 __all__ = [
     "Bin",

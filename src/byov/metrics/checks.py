@@ -1,6 +1,6 @@
-"""What every metric asks of its inputs, said in one sentence where it is not so.
+"""Check the inputs of metrics, with one sentence about what is wrong.
 
-What passes is on the CPU, and as float64: sums over many images lose digits in float32.
+Checked tensors are returned on the CPU in float64: sums over many images lose digits in float32.
 """
 
 from __future__ import annotations
@@ -10,37 +10,37 @@ from torch import Tensor
 
 
 def checked(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities (images, classes) and labels (images,) that go with each other."""
+    """Check probabilities (images, classes) and labels (images,) together."""
     p = checked_probabilities(probabilities)
     return p, checked_labels(labels, p)
 
 
 def checked_probabilities(probabilities: Tensor) -> Tensor:
-    """Probabilities (images, classes)."""
+    """Check probabilities (images, classes)."""
     p = _checked_rows(probabilities, "probabilities")
-    # `not all(...)`, so that a NaN is caught too
+    # `not all(...)`: catches NaN too
     if not bool((p >= 0).all()) or not bool(((p.sum(1) - 1).abs() <= 1e-3).all()):
         raise ValueError("every row of probabilities must be non-negative and sum to 1; apply softmax to logits first.")
     return p
 
 
 def checked_logits(logits: Tensor) -> Tensor:
-    """Logits (images, classes); -inf stands for a class that cannot be, as the probe has it."""
+    """Check logits (images, classes); -inf marks an impossible class, as in the probe."""
     z = _checked_rows(logits, "logits")
     if not bool((z < torch.inf).all()) or not bool((z > -torch.inf).any(1).all()):
-        raise ValueError("logits must be finite, but for -inf where a class cannot be; some are not.")
+        raise ValueError("logits must be finite, or -inf for an impossible class; some are not.")
     return z
 
 
 def checked_labels(labels: Tensor, rows: Tensor) -> Tensor:
-    """Labels (images,) that go with rows (images, classes)."""
+    """Check labels (images,) against rows (images, classes)."""
     if labels.ndim != 1 or labels.dtype != torch.int64:
         raise ValueError(
             f"labels must be an int64 tensor of shape (images,), not {labels.dtype} of {tuple(labels.shape)}."
         )
     images, classes = rows.shape
     if len(labels) != images or images == 0:
-        raise ValueError(f"{images} rows of {classes} classes do not go with {len(labels)} labels.")
+        raise ValueError(f"{images} rows of {classes} classes do not match {len(labels)} labels.")
     y = labels.detach().cpu()
     if int(y.min()) < 0 or int(y.max()) >= classes:
         raise ValueError(
@@ -50,7 +50,7 @@ def checked_labels(labels: Tensor, rows: Tensor) -> Tensor:
 
 
 def checked_scores(scores: Tensor, flags: Tensor) -> tuple[Tensor, Tensor]:
-    """One score and one flag (an error, say) for each image. A score may be infinite: only its rank counts."""
+    """Check one score and one flag per image; a score may be infinite, since only its rank counts."""
     if scores.ndim != 1 or not scores.is_floating_point() or bool(scores.isnan().any()):
         raise ValueError(
             f"scores must be a float tensor of shape (images,) without NaN, "
@@ -65,14 +65,14 @@ def checked_scores(scores: Tensor, flags: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check_features(features: Tensor, name: str) -> None:
-    """Features (images, width) that distances can be taken of; they stay where and as they are."""
+    """Check features (images, width) to compute distances from; device and dtype stay as they are."""
     if features.ndim != 2 or not features.is_floating_point() or len(features) == 0:
         raise ValueError(
             f"{name} must be a float tensor of shape (images, width) with at least one image, "
             f"not {features.dtype} of shape {tuple(features.shape)}."
         )
     if not bool(features.isfinite().all()):
-        raise ValueError(f"{name}: some features are not finite, so nothing is near to them.")
+        raise ValueError(f"{name}: some features are not finite, so they have no neighbours.")
 
 
 def _checked_rows(values: Tensor, name: str) -> Tensor:

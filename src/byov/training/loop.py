@@ -24,7 +24,7 @@ from byov._core.randomness import RandomStream, permutation
 from byov.config import Config, differences, merge, to_dict
 from byov.data.images import ImageSet
 from byov.data.resample import resized
-from byov.metrics.knn import knn_accuracy
+from byov.metrics.representation import knn_accuracy
 from byov.runs import checkpoints
 from byov.runs.folder import RunFolder
 from byov.runs.split import divide

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from byov.metrics.selective import risk_coverage
+from byov.metrics.ranking import risk_coverage
 from byov.report.elements import Cell, Column, Picture, Section, Table, rows_of
 from byov.report.plots import svg_charts
 from byov.report.plots.svg_charts import Line

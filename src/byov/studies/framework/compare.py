@@ -11,7 +11,7 @@ from typing import Any
 
 from byov.config import Config
 from byov.evaluation.named_metrics import strict
-from byov.metrics.paired import paired_errors
+from byov.metrics.resampling import paired_errors
 from byov.studies.framework.claims import Effect
 from byov.studies.framework.lab import Lab
 from byov.studies.measurements.accuracy_and_spread import weight_spread

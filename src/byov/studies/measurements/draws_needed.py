@@ -16,7 +16,7 @@ from byov.inference.features import features_of
 from byov.inference.inputs import spread
 from byov.inference.load import Run
 from byov.inference.reference import ReferenceSet, at_draw
-from byov.metrics.convergence import predictive_over_draws
+from byov.metrics.over_draws import predictive_over_draws
 
 CLEAN = "clean"
 SEED = 0  # of the shifts

@@ -21,7 +21,7 @@ from byov.inference.features import features_of
 from byov.inference.inputs import spread
 from byov.inference.load import Run
 from byov.metrics import ece, knn_distance, max_softmax, ood_detection, top_k_accuracy
-from byov.metrics.paired import paired_top1
+from byov.metrics.resampling import paired_top1
 from byov.pruning.criteria import By, drop_weights, weight_scores
 from byov.pruning.prune import encoder_of, without
 from byov.scoring.scorer import is_deterministic

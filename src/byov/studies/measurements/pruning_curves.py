@@ -17,7 +17,7 @@ from byov.evaluation.probe import fit_probe
 from byov.inference.features import features_of
 from byov.inference.load import Run
 from byov.metrics import ece, top_k_accuracy
-from byov.metrics.paired import paired_top1
+from byov.metrics.resampling import paired_top1
 from byov.pruning.criteria import By, Pruning, choose_masks
 from byov.pruning.prune import encoder_of, without
 

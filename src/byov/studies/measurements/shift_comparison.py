@@ -19,8 +19,7 @@ from byov.evaluation.shift_robustness import SEED, shift_names
 from byov.inference.features import features_of
 from byov.inference.inputs import spread
 from byov.inference.load import Run
-from byov.metrics.paired import WeightedMeasures
-from byov.metrics.resampling import standard_errors
+from byov.metrics.resampling import WeightedMeasures, standard_errors
 
 IMAGES = 2000  # at most: through two encoders under 75 shifts
 LOWER = ("ece", "reliability", "brier")  # is better

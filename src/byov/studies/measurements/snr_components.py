@@ -22,7 +22,7 @@ from byov.evaluation.labelled import Subject, subject_of
 from byov.inference.inputs import spread
 from byov.inference.load import Run, load
 from byov.metrics import ece, top_k_accuracy
-from byov.metrics.paired import paired_top1
+from byov.metrics.resampling import paired_top1
 from byov.posterior import Posterior
 from byov.pruning.criteria import (
     By,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from byov.metrics.layer_profiles import largest_rise
 from byov.runs.folder import RunFolder, read_log
+from byov.studies.measurements.layer_profiles import largest_rise
 
 LAYER_MEASURES = ("sigma_mean", "sigma_max", "snr_mean", "snr_max")
 

@@ -13,7 +13,7 @@ from byov.evaluation.predictive import predict_classes
 from byov.inference.load import Run
 from byov.inference.reference import ReferenceSet
 from byov.metrics import auroc, max_softmax
-from byov.metrics.paired import paired_top1
+from byov.metrics.resampling import paired_top1
 from byov.scoring.scorer import is_deterministic
 from byov.studies.measurements.predictions import Outcomes, check_same_images, measures_of
 from byov.training.loop import subset

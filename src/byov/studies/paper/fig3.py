@@ -1,8 +1,8 @@
 """Figure 3: sigma and SNR of every layer over training, by prior.
 
 Which sigma a layer ends with depends much on the prior, says the paper; its SNR does not. Profiles of layers at the end
-are compared by the mean over layers of |ln ratio| (`metrics.profiles`), between priors with the same seed. Such a
-distance is never negative: what another seed does, with one and the same prior, is its floor.
+are compared by the mean over layers of |ln ratio| (`measurements.layer_profiles`), between priors with the same seed.
+Such a distance is never negative: what another seed does, with one and the same prior, is its floor.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from byov.config import Config
-from byov.metrics.layer_profiles import log_distance
 from byov.report.plots.layer_curves import layer_figure
 from byov.studies.framework.claims import Claim, Effect
 from byov.studies.framework.lab import Lab
+from byov.studies.measurements.layer_profiles import log_distance
 from byov.studies.measurements.training_history import layer_history
 from byov.studies.paper import fig2
 from byov.studies.paper.fig2 import PRIORS

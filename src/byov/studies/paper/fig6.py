@@ -7,10 +7,10 @@ from statistics import mean
 from matplotlib.figure import Figure
 
 from byov.config import Config
-from byov.metrics.layer_profiles import log_ratios
 from byov.report.plots.layer_curves import HEADS, layer_figure
 from byov.studies.framework.claims import Claim, Effect
 from byov.studies.framework.lab import Lab
+from byov.studies.measurements.layer_profiles import log_ratios
 from byov.studies.measurements.training_history import layer_history
 from byov.studies.paper.fig3 import LARGE, LN, NOTICED, Rows, beyond_seeds, distances, less, profiles
 

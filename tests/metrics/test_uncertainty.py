@@ -14,7 +14,7 @@ from sklearn.covariance import LedoitWolf
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
-from byov.metrics import energy, entropy, knn_distance, mahalanobis, max_softmax, neighbours
+from byov.metrics import energy, entropy, knn_distance, mahalanobis, max_softmax, representation
 
 
 def features(seed: int, images: int, width: int = 5) -> Tensor:
@@ -45,7 +45,7 @@ def test_properties_of_a_classifiers_output(seed: int, images: int, classes: int
 @pytest.mark.parametrize("block", [1, 1 << 24])
 @pytest.mark.parametrize("k", [1, 10, 60])
 def test_knn_distance_equals_sklearn(k: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbours, "BLOCK", block)
+    monkeypatch.setattr(representation, "BLOCK", block)
     x, bank = features(0, 40), features(1, 50)
     near = NearestNeighbors(n_neighbors=min(k, 50), metric="cosine", algorithm="brute").fit(bank)
     theirs = near.kneighbors(x)[0].mean(1)
@@ -102,7 +102,11 @@ def test_bad_inputs_get_a_sentence() -> None:
         with pytest.raises(ValueError, match="finite"):
             energy(bad)
     for score in (knn_distance, mahalanobis):
-        for arguments, says in (((x, x[:, :3]), "must agree"), ((x, x[:0]), "bank must be"), ((x / 0, x), "finite")):
+        for arguments, says in (
+            ((x, x[:, :3]), "must agree"),
+            ((x, x[:0]), "reference must be"),
+            ((x / 0, x), "finite"),
+        ):
             with pytest.raises(ValueError, match=says):
                 score(*arguments)
     with pytest.raises(ValueError, match="k is 0"):

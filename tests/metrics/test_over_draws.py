@@ -1,4 +1,4 @@
-"""The streaming predictive against all draws at once and torch.distributions; merging; what must hold for any draws."""
+"""Streaming moments and the predictive over draws against all draws at once; merging; how many draws are needed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,20 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from byov.metrics import Predictive
+from byov.metrics.over_draws import OverDraws, predictive_over_draws
+
+
+@pytest.mark.parametrize("parts", [(3, 4), (0, 7), (7, 0), (1, 6)])
+def test_parts_of_the_draws_join_to_the_whole(parts: tuple[int, int]) -> None:
+    outputs = 1000 + torch.randn(7, 5, 2, generator=torch.Generator().manual_seed(0)).double()
+    halves = [OverDraws(5, 2), OverDraws(5, 2)]
+    for i, one in enumerate(outputs):
+        halves[i >= parts[0]].update(one)
+    whole = halves[0].merge(OverDraws.from_state(halves[1].state()))
+    assert whole.draws == 7
+    torch.testing.assert_close(whole.mean, outputs.mean(0), rtol=1e-13, atol=0)
+    torch.testing.assert_close(whole.variance, outputs.var(0), rtol=1e-9, atol=0)
+
 
 PER_IMAGE = ("entropy", "expected_entropy", "mutual_information", "predictive_std", "predictive_std_classes")
 
@@ -139,8 +153,44 @@ def test_bad_inputs_get_a_sentence() -> None:
     found = Predictive(3, 3)
     with pytest.raises(ValueError, match="softmax"):
         found.update(torch.randn(3, 3))
-    with pytest.raises(ValueError, match="do not go with"):
+    with pytest.raises(ValueError, match="do not match"):
         found.update(torch.eye(2))
-    with pytest.raises(ValueError, match="do not go with"):
+    with pytest.raises(ValueError, match="do not match"):
         found.merge(Predictive(2, 3))
     assert found.draws == 0
+
+
+def test_the_std_falls_with_the_root_of_the_draws() -> None:
+    """Of two classes one always leads, so the predictive is the mean of K values: its std is theirs / sqrt(K)."""
+    lead = 0.8 + 0.1 * torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64).clamp(-1.5, 1.5)
+    p = torch.stack([lead, 1 - lead], 1)[:, None].expand(-1, 3, -1)  # three images, alike
+    own = float(lead.std(correction=0))
+    for found in predictive_over_draws(p, (1, 5, 50), bootstraps=4000):
+        assert found.mean == pytest.approx(float(lead.mean()), abs=5 * own / math.sqrt(found.draws * 4000))
+        assert found.std == pytest.approx(own / math.sqrt(found.draws), rel=0.06)
+        assert found.image_std == pytest.approx(found.std)
+
+
+def test_few_draws_overstate_what_they_do_not_agree_on() -> None:
+    """Half of the draws say one class, half the other: one draw is certain, many are not."""
+    p = torch.eye(2, dtype=torch.float64).repeat(10, 1)[:, None]
+    one, two, many = predictive_over_draws(p, (1, 2, 400), bootstraps=2000)
+    assert (one.mean, one.std) == (1.0, 0.0)
+    assert two.mean == pytest.approx(0.75, abs=0.03)  # both agree half of the time
+    assert 0.5 < many.mean < 0.53
+
+
+def test_images_that_waver_together_do_not_average_out() -> None:
+    g = torch.Generator().manual_seed(1)
+    together = (0.7 + 0.2 * torch.rand(50, 1, generator=g)).expand(-1, 200)
+    apart = 0.7 + 0.2 * torch.rand(50, 200, generator=g)
+    found = [predictive_over_draws(torch.stack([p, 1 - p], 2), [4], 200)[0] for p in (together, apart)]
+    assert found[0].std == pytest.approx(found[0].image_std)
+    assert found[1].std < 0.25 * found[1].image_std
+
+
+def test_bad_input_is_named() -> None:
+    with pytest.raises(ValueError, match="counts of at least 1"):
+        predictive_over_draws(torch.ones(2, 2, 2) / 2, [0])
+    with pytest.raises(ValueError, match="draws, images, classes"):
+        predictive_over_draws(torch.ones(2, 2) / 2, [1])

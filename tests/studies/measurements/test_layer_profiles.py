@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from byov.metrics.layer_profiles import largest_rise, log_distance, log_ratios
+from byov.studies.measurements.layer_profiles import largest_rise, log_distance, log_ratios
 
 
 def test_a_layer_twice_as_large_and_one_half_as_large_are_both_a_factor_of_two_away() -> None:
