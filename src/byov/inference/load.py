@@ -1,10 +1,10 @@
-"""A finished (or running) run, opened for use: `run = byov.load("runs/demo/byov")`."""
+"""Open a run folder: its networks at the last checkpoint. `byov.load` adds features and scores of any images."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -17,9 +17,6 @@ from byov.runs import checkpoints
 from byov.runs.folder import RunFolder
 from byov.training.distributed.processes import Processes
 from byov.training.learners import AnyLearner, build_learner
-
-if TYPE_CHECKING:
-    from byov.scoring.scorer import Scores
 
 
 @dataclass(frozen=True)
@@ -43,12 +40,6 @@ class Run:
         """Features (N, width) of uint8 or [0, 1] images (N, C, H, W), at the means; other sides are resized first."""
         self.check(images)
         return features_of(self.encoder, images, size=self.image_shape[-1])
-
-    def score(self, images: Tensor, draws: int = 8) -> Scores:
-        """Oddness, uncertainty, percentiles and embedding of images as `features` takes them. For many: a `Scorer`."""
-        from byov.scoring.scorer import Scorer  # it opens runs itself
-
-        return Scorer(self, draws=draws).scores(images)
 
     def teacher_encoder(self) -> nn.Module:
         """The teacher's encoder."""

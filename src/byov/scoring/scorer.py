@@ -343,6 +343,8 @@ class Scores(NamedTuple):
     """(images,), float64, 0 to 100: how many of the calibration images are more certain."""
     embedding: Tensor
     """(images, width), float32: features at the means."""
+    paths: tuple[str, ...] | None = None
+    """The images' files, where `Run.score` was given files or a folder."""
 
 
 class Scorer:

@@ -11,7 +11,7 @@ import torch
 
 from byov._core.errors import BadInput
 from byov.backbones import backbone_of_weights, complete_model
-from byov.config import BAYESIAN, SUPERVISED, Config, Method, Optim, View
+from byov.config import BAYESIAN, SUPERVISED, Config, Optim, View
 from byov.runs.split import set_aside
 from byov.schedules import log_variance_rate
 
@@ -22,21 +22,6 @@ LEAST_STEPS = 1500  # of a run whose length byov chooses: the maps of docs/worki
 MOST_EPOCHS = 500  # that are chosen for it: a hundred images are learned by heart before
 SELF_SUPERVISED = ("byov", "byol")
 WEIGHT_DECAY = {"adamw": 0.05, "lars": 1e-6}  # where nothing is random
-
-
-def choose_recipe(side: int | None, init: str | None) -> str:
-    """The recipe for images of this side (None: a folder's, which have many) and start, where the user names none."""
-    if backbone_of_weights(init) is not None:
-        return "adapt-photos" if side is None else "adapt-small"
-    if side is None:
-        return "folder-64"
-    return "digits" if side <= 16 else "small-images"
-
-
-def automatic_method(init: str | None) -> Method:
-    """The method that `auto` stands for: what found odd and misclassified images best on the data it was chosen on
-    (docs/score.md), which from pretrained weights is no training at all."""
-    return "byov" if backbone_of_weights(init) is None else "posthoc"
 
 
 def resolve(
