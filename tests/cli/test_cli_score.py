@@ -22,7 +22,8 @@ from byov.data.resample import resized
 from byov.data.sources import open_source
 from byov.inference.load import load
 from byov.scoring import table as scoring
-from byov.scoring.scorer import DEFAULT, DEFAULT_AT_MEANS, Scorer
+from byov.scoring.candidates import DEFAULT, DEFAULT_AT_MEANS
+from byov.scoring.scorer import Scorer
 
 SMALL = [
     *("--image-size", "16", "--optim.batch-size", "16", "--optim.epochs", "1", "--threads", "1"),
