@@ -36,16 +36,9 @@ from byov.inference.load import Run, load
 from byov.inference.reference import ReferenceSet, at_draw
 from byov.metrics.ranking import auroc, midranks
 from byov.metrics.resampling import resampled_counts
+from byov.scoring.candidates import CANDIDATES, CONSISTENT_SHARE, ODDNESS, neighbour_count
 from byov.scoring.posthoc import IMAGES, Neighbourhoods
-from byov.scoring.scorer import (
-    CANDIDATES,
-    CONSISTENT_PART,
-    ODDNESS,
-    Scorer,
-    candidate_scores,
-    is_deterministic,
-    part_of,
-)
+from byov.scoring.scorer import Scorer, candidate_scores, is_deterministic
 from byov.training.learners import SelfSupervised
 
 KS = (10, 25, 50, 100, 250)
@@ -168,7 +161,7 @@ def ensemble_disagreement(runs: Sequence[Run], images: Tensor, draws: int = 0) -
             features = bank.aligned(raw, k)
             reference = bank.aligned(bank.at(k).features, k)
             cosines = normalize(features, dim=1) @ normalize(reference, dim=1).T
-            near = cosines.topk(count := part_of(cosines.shape[1], CONSISTENT_PART), dim=1).indices
+            near = cosines.topk(count := neighbour_count(cosines.shape[1], CONSISTENT_SHARE), dim=1).indices
             votes, encoders = votes + torch.zeros_like(cosines).scatter_(1, near, 1.0), encoders + 1
     pairs = encoders * (encoders - 1)
     return 1 - (votes * (votes - 1)).sum(1).double() / (count * pairs)

@@ -196,7 +196,7 @@ class _Scored(nn.Module):
     def __init__(self, encoder: nn.Module, scorer: FastScorer) -> None:
         super().__init__()
         self.encoder, self.one_pass = encoder, scorer.model
-        for name, values in scorer.usual.items():
+        for name, values in scorer.calibration.items():
             self.register_buffer(f"calibration_{name}", values.float())
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
@@ -217,7 +217,7 @@ def _write_scorer(encoder: nn.Module, scorer: FastScorer, header: dict[str, Any]
     scores = scorer.scores(images)._asdict()
     names = ("embedding", *(name for score in SCORES for name in (score, f"{score}_percentile")))
     expected = {name: scores[name].float() for name in names if scores[name] is not None}
-    usual = len(next(iter(scorer.usual.values()), ()))
+    usual = len(next(iter(scorer.calibration.values()), ()))
     about = {
         "outputs": list(expected),
         "uncertainty": scorer.uncertainty,

@@ -22,7 +22,8 @@ from byov.data.resample import resized
 from byov.data.sources import open_source
 from byov.inference.load import load
 from byov.scoring import table as scoring
-from byov.scoring.scorer import DEFAULT, DEFAULT_AT_MEANS, Scorer
+from byov.scoring.candidates import DEFAULT, DEFAULT_AT_MEANS
+from byov.scoring.scorer import Scorer
 
 SMALL = [
     *("--image-size", "16", "--optim.batch-size", "16", "--optim.epochs", "1", "--threads", "1"),
@@ -86,7 +87,7 @@ def test_a_folder_becomes_a_table_and_a_page(
     aside = byov.load(trained / method).config.calibration
     assert f"\n(percentile: among the {aside} images that were set aside" in printed.out
     assert printed.out.endswith(f"written: {out}, {tmp_path / 'odd.html'}\n")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["odd.html", "odd.parquet", "odd.skipped.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["odd.html", "odd.parquet", "odd.parquet.skipped.txt"]
     table = pq.read_table(out)
     assert len(table) == 88 and {"a/00.jpg", "b/89.jpg"} <= set(table["path"].to_pylist())
     oddest = table.sort_by([("oddness", "descending")])["path"][0].as_py()
@@ -108,7 +109,7 @@ def test_csv_of_a_source_without_a_page(trained: Path, tmp_path: Path) -> None:
     assert score(trained, out, "--no-page", images=source) == 0
     rows = out.read_text().splitlines()
     assert rows[0] == "path,oddness,oddness_percentile,uncertainty,uncertainty_percentile" and len(rows) == 10
-    assert rows[1].startswith(f"{source}@train#0,") and not (tmp_path / "odd.html").exists()
+    assert rows[1].startswith(f"{source}@train#0,") and not (tmp_path / "odd.csv.html").exists()
 
 
 def test_ctrl_c_and_on(
@@ -135,14 +136,15 @@ def test_ctrl_c_and_on(
 
 KILLED = """
 import os, sys
+from byov._core import cache
 from byov.cli.main import main
 from byov.scoring import table as scoring
-scoring.CHUNK_IMAGES, write = 64, scoring.pq.write_table
-def write_table(table, path, **options):
-    write(table, path, **options)
-    if len(table) < 50:
+scoring.CHUNK_IMAGES, save = 64, cache.save_file
+def save_file(tensors, path, **options):
+    save(tensors, path, **options)
+    if len(tensors["position"]) < 50:
         os.kill(os.getpid(), 9)
-scoring.pq.write_table = write_table
+cache.save_file = save_file
 main(sys.argv[1:])
 """
 
@@ -154,8 +156,8 @@ def test_killed_and_on(trained: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     arguments = ["score", trained / "byov", trained / "photos", "--out", out, "--draws", 3, "--threads", 1]
     done = subprocess.run([sys.executable, "-c", KILLED, *map(str, arguments)], stderr=subprocess.DEVNULL)
     assert done.returncode == -signal.SIGKILL and not out.exists()
-    chunks = sorted(path.name for path in (tmp_path / ".odd.csv.partial").glob("*.parquet"))
-    assert chunks == ["000000000.parquet"]
+    chunks = [path.name for path in (tmp_path / ".odd.csv.partial").glob("chunk-*")]
+    assert len(chunks) == 1 and chunks[0].startswith("chunk-000000000-")
     assert score(trained, out, "--no-page") == 0
     assert score(trained, tmp_path / "whole.csv", "--no-page") == 0
     assert out.read_text() == (tmp_path / "whole.csv").read_text()

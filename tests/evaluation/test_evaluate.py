@@ -29,7 +29,7 @@ from byov.inference.reference import ReferenceSet
 from byov.pruning.criteria import Pruning
 from byov.pruning.prune import prune
 from byov.runs.folder import RunFolder
-from byov.scoring.scorer import CANDIDATES, ODDNESS
+from byov.scoring.candidates import CANDIDATES, ODDNESS
 from byov.studies.measurements.accuracy_and_spread import weight_spread, working_measures
 from byov.training.prepare import prepare
 

@@ -14,7 +14,8 @@ from byov.evaluation.predictive import predict_classes
 from byov.inference.features import features_of
 from byov.inference.reference import ReferenceSet
 from byov.metrics import entropy, knn_distance, mahalanobis
-from byov.scoring.scorer import CANDIDATES, candidate_scores
+from byov.scoring.candidates import CANDIDATES
+from byov.scoring.scorer import candidate_scores
 
 IMAGES = handmade.images(30, seed=1)
 

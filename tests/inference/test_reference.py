@@ -1,4 +1,4 @@
-"""The reference bank: which images, what a draw makes of them, and that alignment undoes shifts and stretches."""
+"""The reference set: its images, its features at each draw, and that alignment undoes shifts and stretches."""
 
 from pathlib import Path
 
@@ -36,34 +36,34 @@ def test_alignment_by_hand() -> None:
 @given(seed=st.integers(0, 2**31), width=st.integers(1, 8))
 def test_alignment_undoes_shifts_and_stretches(seed: int, width: int) -> None:
     g = torch.Generator().manual_seed(seed)
-    bank, features = torch.randn(40, width, generator=g).double(), torch.randn(7, width, generator=g).double()
+    known, features = torch.randn(40, width, generator=g).double(), torch.randn(7, width, generator=g).double()
     scale, shift = torch.rand(width, generator=g) * 5 + 0.1, torch.randn(width, generator=g) * 9
-    moved = moments_of(bank * scale + shift)
-    torch.testing.assert_close(aligned(features * scale + shift, moved, moments_of(bank)), features)
+    moved = moments_of(known * scale + shift)
+    torch.testing.assert_close(aligned(features * scale + shift, moved, moments_of(known)), features)
 
 
-def test_a_feature_that_is_constant_over_the_bank_is_only_shifted() -> None:
+def test_a_feature_that_is_constant_over_the_reference_set_is_only_shifted() -> None:
     of = Moments(torch.tensor([3.0]).double(), torch.tensor([0.0]).double())
     to = Moments(torch.tensor([5.0]).double(), torch.tensor([2.0]).double())
     assert aligned(torch.tensor([[3.0], [4.0]]), of, to).tolist() == [[5.0], [6.0]]
 
 
-# ------------------------------------------------------------------------------------------------------ draws and bank
+# ----------------------------------------------------------------------------------------------------- the set at draws
 
 
-def test_the_bank_at_a_draw(run) -> None:
-    bank = ReferenceSet(run)
+def test_the_reference_set_at_a_draw(run) -> None:
+    known = ReferenceSet(run)
     chosen = divide(120, 100, 20)
-    assert torch.equal(bank.images, handmade.images(120)[chosen.bank])
-    assert torch.equal(bank.calibration_images(), handmade.images(120)[chosen.calibration])
+    assert torch.equal(known.images, handmade.images(120)[chosen.bank])
+    assert torch.equal(known.calibration_images(), handmade.images(120)[chosen.calibration])
     with at_draw(run.encoder, 0, 3), torch.no_grad():
-        expected = run.encoder(bank.images)
-    torch.testing.assert_close(bank.at(3).features, expected)
-    torch.testing.assert_close(bank.at(None).features, features_of(run.encoder, bank.images))
-    torch.testing.assert_close(moments_of(bank.aligned(expected, 3)), bank.means.moments)
+        expected = run.encoder(known.images)
+    torch.testing.assert_close(known.at(3).features, expected)
+    torch.testing.assert_close(known.at(None).features, features_of(run.encoder, known.images))
+    torch.testing.assert_close(moments_of(known.aligned(expected, 3)), known.means.moments)
 
 
-def test_a_draw_hangs_on_seed_and_number_alone(run) -> None:
+def test_a_draw_depends_on_seed_and_number_alone(run) -> None:
     def weights(seed: int, k: int | None) -> torch.Tensor:
         with at_draw(run.encoder, seed, k):
             return run.encoder.module.linear.weight.clone()
@@ -75,7 +75,7 @@ def test_a_draw_hangs_on_seed_and_number_alone(run) -> None:
     assert not any(torch.equal(other, first) for other in others)
 
 
-def test_bank_features_are_kept_and_the_source_is_then_not_needed(run) -> None:
+def test_features_are_cached_and_the_source_is_then_not_needed(run) -> None:
     made = [ReferenceSet(run).at(k).features for k in (None, 0, 1)]
     (run.folder / "images.npz").unlink()
     for k, features in zip((None, 0, 1), made, strict=True):
@@ -84,10 +84,10 @@ def test_bank_features_are_kept_and_the_source_is_then_not_needed(run) -> None:
         ReferenceSet(run).at(2)
 
 
-def test_a_file_cut_short_is_made_anew(run) -> None:
-    bank = ReferenceSet(run)
-    features = bank.at(0).features
-    file = bank.folder / "draw-00000.safetensors"
+def test_a_file_cut_short_is_made_again(run) -> None:
+    known = ReferenceSet(run)
+    features = known.at(0).features
+    file = known.folder / "draw-00000.safetensors"
     file.write_bytes(file.read_bytes()[:50])
     assert torch.equal(ReferenceSet(run).at(0).features, features)
     assert len(file.read_bytes()) > 50
@@ -103,13 +103,13 @@ def test_other_weights_do_not_find_the_old_features(run) -> None:
     assert not old.folder.exists() and new.folder.is_dir(), "what is out of date is removed"
 
 
-def test_what_is_kept_is_bounded(run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_bounded(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "CACHE_BYTES", 2 * 100 * 5 * 4)  # two draws of 100 images with 5 features
-    bank = ReferenceSet(run)
+    known = ReferenceSet(run)
     for k in range(4):
-        bank.at(k)
-    kept = sorted(file.name for file in bank.folder.iterdir())
-    assert kept == ["draw-00000.safetensors", "draw-00001.safetensors", "means.safetensors"]
+        known.at(k)
+    cached = sorted(file.name for file in known.folder.iterdir())
+    assert cached == ["draw-00000.safetensors", "draw-00001.safetensors", "means.safetensors"]
 
 
 # --------------------------------------------------------------------------------------------------- which images
@@ -119,11 +119,11 @@ def test_other_images_than_those_trained_on_are_refused(run) -> None:
     import numpy as np
 
     np.savez(run.folder / "images.npz", images=handmade.images(120, seed=9)[:, 0].numpy())
-    with pytest.raises(BadInput, match="put them back"):
+    with pytest.raises(BadInput, match="restore them"):
         ReferenceSet(run).at(0)
 
 
-def test_a_damaged_or_missing_list_is_named(run) -> None:
+def test_a_missing_or_damaged_list_is_named(run) -> None:
     path = run.folder / "reference" / "images.json"
     path.write_text('{"bank": []}')
     with pytest.raises(BadInput, match=r"images\.json is missing or damaged"):

@@ -13,7 +13,7 @@ from byov.config import Config, to_dict
 from byov.data.sources import open_source
 from byov.evaluation.evaluate import fingerprint
 from byov.evaluation.partial_results import Section, write_section
-from byov.scoring.scorer import DEFAULT, DEFAULT_AT_MEANS
+from byov.scoring.candidates import DEFAULT, DEFAULT_AT_MEANS
 
 SHIFTS = ("salt_pepper", "blur")
 SCORES = ("max_softmax", f"label_free_{DEFAULT_AT_MEANS}", f"label_free_{DEFAULT}")

@@ -14,8 +14,9 @@ from byov.inference.load import Run
 from byov.inference.reference import ReferenceSet
 from byov.metrics.correlation import spearman
 from byov.scoring import one_pass
+from byov.scoring.candidates import ODD_SHARE, neighbour_count, reference_scores
 from byov.scoring.one_pass import FastScorer, OnePass, fit, percentiles
-from byov.scoring.scorer import ODD_PART, Scorer, candidate_scores, part_of, reference_scores
+from byov.scoring.scorer import Scorer, candidate_scores
 from byov.scoring.table import identity
 
 IMAGES = handmade.images(30, seed=1)
@@ -75,7 +76,7 @@ def test_the_uncertainty_follows_that_over_draws_on_images_never_seen(run: Run) 
 def test_targets_are_the_scores_of_the_reference_images(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     bank = ReferenceSet(run)
     expected = candidate_scores(run, bank.images, DRAWS, ["combined", "knn_cosine"])
-    monkeypatch.setattr("byov.scoring.scorer.BLOCK", 100)
+    monkeypatch.setattr("byov.scoring.candidates.BLOCK", 100)
     for name, values in expected.items():
         torch.testing.assert_close(reference_scores(bank, name, DRAWS), values, rtol=1e-5, atol=1e-5)
 
@@ -104,7 +105,7 @@ def test_without_places_an_image_is_recognised_by_its_features(run: Run) -> None
 def test_some_of_the_reference_images_and_the_same_part_of_them(run: Run) -> None:
     bank, few = ReferenceSet(run), 200
     model = OnePass(bank, "combined", DRAWS, few)
-    assert len(model.reference) == few and model.odd == part_of(few, ODD_PART) == 12
+    assert len(model.reference) == few and model.odd == neighbour_count(few, ODD_SHARE) == 12
     cosines = torch.nn.functional.cosine_similarity(run.features(IMAGES)[:, None], bank.means.features[None], dim=2)
     chosen = torch.arange(few) * len(bank.images) // few
     expected = 1 - cosines[:, chosen].sort(dim=1, descending=True).values[:, 11]
@@ -129,7 +130,7 @@ def test_few_reference_images_and_none_to_calibrate(tmp_path: Path, count: int) 
     scorer = FastScorer(run, draws=2, say=said.append)
     found = scorer.scores(IMAGES)
     assert found.uncertainty.isfinite().all() and found.uncertainty_percentile is None is found.oddness_percentile
-    assert len(said) == 1 and scorer.usual == {}
+    assert len(said) == 1 and scorer.calibration == {}
 
 
 def test_percentiles_are_the_scorers() -> None:

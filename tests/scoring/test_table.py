@@ -1,4 +1,4 @@
-"""A folder through a scorer to a table: what is written, what is skipped, and how it goes on after a stop."""
+"""Scoring a folder into a table: what is written, what is skipped, and how it resumes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS: dict[str, Any] = {"run": "a run", "draws": 3}
 
 
 class Brightness:
-    """Oddness is the mean pixel, uncertainty the rest to white; counts its images, and stops after some chunks."""
+    """Oddness is the mean pixel, uncertainty 255 less that; counts its images, and stops after some chunks."""
 
     def __init__(self, percentiles: bool = True, stop_after: int = 1000) -> None:
         self.percentiles, self.left, self.seen = percentiles, stop_after, 0
@@ -41,7 +41,7 @@ class Brightness:
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """200 pictures in two folders, each of one grey; 4 are broken, and one is in a format that is not read."""
+    """200 pictures in two folders, each of one grey; 4 are broken, and one has an unsupported format."""
     root = tmp_path_factory.mktemp("photos")
     for i in range(IMAGES):
         path = root / "ab"[i // 100] / f"{i:03d}.png"
@@ -65,7 +65,7 @@ WHOLE = [i for i in range(IMAGES) if i not in BROKEN]
 NAMES = [f"{'ab'[i // 100]}/{i:03d}.png" for i in WHOLE]
 
 
-def test_a_row_an_image_in_parquet(stream: Stream, tmp_path: Path) -> None:
+def test_a_row_per_image_in_parquet(stream: Stream, tmp_path: Path) -> None:
     out, said, told = tmp_path / "new" / "odd.parquet", [], []
     scored = score_images(Brightness(), stream, out, SETTINGS, say=said.append, progress=lambda *a: told.append(a))
     table = pq.read_table(out)
@@ -92,7 +92,7 @@ def test_a_row_an_image_in_parquet(stream: Stream, tmp_path: Path) -> None:
     ]
     assert len(said) == 1 and said[0].startswith("warning: 5 of 201 files") and str(skipped_path(out)) in said[0]
     assert told[-1] == (f"scoring {stream.name}", 200, 200)
-    assert sorted(path.name for path in out.parent.iterdir()) == ["odd.parquet", "odd.skipped.txt"]
+    assert sorted(path.name for path in out.parent.iterdir()) == ["odd.parquet", "odd.parquet.skipped.txt"]
 
 
 def test_csv_has_no_embedding_and_reads_back_the_same(stream: Stream, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_stop_while_the_page_is_made(stream: Stream, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         score_images(Brightness(), stream, out, SETTINGS, page=half_a_page, say=lambda text: None)
     assert not out.exists()
-    check_place(out, page=True)  # what is beside it is its own
+    check_place(out, page=True)  # the page belongs to this table
 
     seen: list[Scored] = []
     score_images(Brightness(stop_after=0), stream, out, SETTINGS, page=seen.append, say=lambda text: None)
@@ -178,16 +178,57 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         check_place(tmp_path / "odd.txt", page=True)
 
 
-def test_a_full_disk_is_one_sentence_and_it_goes_on_later(stream: Stream, tmp_path: Path, files_up_to: Any) -> None:
+def test_a_parquet_and_a_csv_table_of_one_name_stand_next_to_each_other(stream: Stream, tmp_path: Path) -> None:
+    for out in (tmp_path / "odd.parquet", tmp_path / "odd.csv"):
+        check_place(out, page=True)
+        score_images(Brightness(), stream, out, SETTINGS, say=lambda text: None)
+        page_path(out).touch()
+        assert skipped_path(out).is_file()
+    assert sorted(path.name for path in tmp_path.glob("*.html")) == ["odd.csv.html", "odd.html"]
+
+
+def test_a_path_is_the_real_one_and_its_name_one_line(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for i, name in enumerate(("a\nb.png", "c\x1b.png", "plain é.png", "surrogate \udcff.png")):
+        Image.new("L", (9, 9), i).save(photos / name)
+    (photos / "broken\n.png").touch()
+    for out in (tmp_path / "odd.parquet", tmp_path / "odd.csv"):
+        scored = score_images(Brightness(), open_stream(str(photos), SIDE), out, SETTINGS, say=lambda text: None)
+        if out.suffix == ".csv":
+            with out.open(newline="", encoding="utf-8") as file:
+                paths = [row["path"] for row in csv.DictReader(file)]
+        else:
+            paths = pq.read_table(out)["path"].to_pylist()
+        assert paths[:3] == ["a\nb.png", "c\x1b.png", "plain é.png"] and paths[3].isprintable()
+        assert all((photos / path).is_file() for path in paths[:3])
+        assert scored.names == [ascii("a\nb.png"), ascii("c\x1b.png"), "plain é.png", paths[3]]
+        assert skipped_path(out).read_text() == ascii("broken\n.png") + ": empty file\n"
+
+
+def test_a_damaged_chunk_is_scored_again(stream: Stream, tmp_path: Path) -> None:
     out = tmp_path / "odd.parquet"
-    with files_up_to(1000), pytest.raises(BadInput, match="no space left"):
+    with pytest.raises(KeyboardInterrupt):
+        score_images(Brightness(stop_after=2), stream, out, SETTINGS, say=lambda text: None)
+    first = min(tmp_path.rglob("chunk-*"))
+    first.write_bytes(first.read_bytes()[:100])
+    again = Brightness()
+    score_images(again, stream, out, SETTINGS, say=lambda text: None)
+    assert again.seen == len([i for i in WHOLE if i < 64 or i >= 128])
+    assert pq.read_table(out)["path"].to_pylist() == NAMES
+
+
+def test_a_full_disk_is_one_sentence_and_it_resumes_later(stream: Stream, tmp_path: Path, files_up_to: Any) -> None:
+    out = tmp_path / "odd.parquet"
+    with files_up_to(300), pytest.raises(BadInput, match="no space left"):
         score_images(Brightness(), stream, out, SETTINGS, say=lambda text: None)
     with pytest.raises(KeyboardInterrupt):
         score_images(Brightness(stop_after=3), stream, out, SETTINGS, say=lambda text: None)
-    before = sorted(path.name for path in tmp_path.rglob("*.parquet"))
-    with files_up_to(1000), pytest.raises(BadInput, match="no space left"):
+    before = sorted(path.name for path in tmp_path.rglob("chunk-*"))
+    assert len(before) == 3
+    with files_up_to(300), pytest.raises(BadInput, match="no space left"):
         score_images(Brightness(), stream, out, SETTINGS, say=lambda text: None)
-    assert sorted(path.name for path in tmp_path.rglob("*.parquet")) == before  # whole or not at all
+    assert sorted(path.name for path in tmp_path.rglob("chunk-*")) == before and not out.exists()
     score_images(Brightness(), stream, out, SETTINGS, say=lambda text: None)
     assert pq.read_table(out)["path"].to_pylist() == NAMES
 

@@ -112,7 +112,7 @@ def check_encoder(bank: ReferenceSet, progress: Progress = lambda what, done, to
     """
 
     def make() -> Tensor:
-        run, held_out = bank.run, bank.calibration_images() if bank.calibrates else None
+        run, held_out = bank.run, bank.calibration_images() if bank.has_calibration_images else None
         enough = held_out is not None and len(held_out) >= ENOUGH_HELD_OUT
         images = held_out if held_out is not None and enough else bank.images
         some = spread(len(bank.images), REFERENCES)

@@ -21,7 +21,7 @@ from byov.inference.features import features_of
 from byov.inference.inputs import at_side
 from byov.inference.reference import ReferenceSet, at_draw
 from byov.metrics import Predictive, energy, entropy, knn_distance, mahalanobis, max_softmax
-from byov.scoring.scorer import BLOCK, CANDIDATES, TERMS, OneDraw
+from byov.scoring.candidates import BLOCK, CANDIDATES, TERMS, OneDraw
 
 LABEL_FREE = "label_free_"  # before the names of score.CANDIDATES, of which some are also baselines' names
 STILL = {name: c for name, c in CANDIDATES.items() if not c.least_draws}

@@ -1,4 +1,4 @@
-"""Images as a run's encoder takes them: channels, side, and a subset of many."""
+"""Convert images to what a run's encoder takes (channels, side), and choose some of many."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ BLOCK = 4096  # images converted or resized at a time
 
 
 def in_channels(run: Run, images: Tensor) -> tuple[Tensor, str | None]:
-    """Images with as many channels as the run takes, and what was done to them: grey is repeated, RGB made grey."""
+    """Convert images to the channels that the run takes; also return what was done, or None.
+
+    Grey images are repeated to RGB; RGB images become grey.
+    """
     wanted, given = run.image_shape[0], images.shape[1]
     if (given, wanted) == (1, 3):
         return images.expand(-1, 3, -1, -1).contiguous(), "grey made RGB by repeating it"
@@ -25,13 +28,13 @@ def in_channels(run: Run, images: Tensor) -> tuple[Tensor, str | None]:
 
 
 def at_side(images: Tensor, side: int) -> Tensor:
-    """uint8 images at the side that the network sees, in bounded memory."""
+    """Resize uint8 images to the side that the network takes, in bounded memory."""
     if images.shape[2:] == (side, side):
         return images
     return torch.cat([resized(part, side) for part in torch.split(images, BLOCK)])
 
 
 def spread(total: int, most: int) -> Tensor:
-    """Indices of at most so many images, evenly over all: of a set that is sorted by class, all classes."""
+    """Choose the indices of at most `most` images, spaced evenly: covers all classes of a set sorted by class."""
     count = min(total, most)
     return torch.arange(count) * total // count

@@ -1,8 +1,9 @@
-"""A run's reference bank: unlabelled training images that every weight draw is seen against.
+"""The reference set of a run: unlabelled training images, against which every weight draw is compared.
 
-A draw moves the representation of all images together. What it does to the bank says how, so that it can be undone:
-`aligned` brings features of a draw back to where the bank is at the means. Bank features are kept in
-`RUN/reference/DIGEST/`, a file a draw; the digest is of weights and bank, so that a run trained further starts anew.
+A weight draw moves the representation of all images together. How it moves the reference images shows how to undo that:
+`aligned` maps features at a draw to where the reference set is at the means. Reference features are cached in
+`RUN/reference/DIGEST/`, one file per draw. The digest covers the weights and the images, so training further starts a
+new cache.
 """
 
 from __future__ import annotations
@@ -32,39 +33,39 @@ from byov.posterior import Posterior
 from byov.runs.folder import RunFolder
 from byov.runs.split import SPLIT, read_pixels
 
-CACHE_BYTES = 1 << 29  # bytes of bank features kept for a run: 64 draws of 1,000 images at ResNet-50's 2,048 features
+CACHE_BYTES = 1 << 29  # of reference features per run: 64 draws of 1,000 images at ResNet-50's 2,048 features
 
 
 class Moments(NamedTuple):
-    """Mean and standard deviation of every feature over the bank, float64 (width,)."""
+    """Mean and standard deviation of every feature over the reference set, float64 (width,)."""
 
     mean: Tensor
     std: Tensor
 
 
 class ReferenceFeatures(NamedTuple):
-    """What a draw makes of the bank."""
+    """The reference set at one weight draw."""
 
     features: Tensor
-    """(bank, width), float32, as they come."""
+    """(reference, width), float32, not aligned."""
     moments: Moments
 
 
 def moments_of(features: Tensor) -> Moments:
-    """The moments of features (images, width)."""
+    """Compute the moments of features (images, width)."""
     std, mean = torch.std_mean(features.double(), dim=0, correction=0)
     return Moments(mean, std)
 
 
 def constant(moments: Moments) -> Tensor:
-    """(width,) bool: whether only rounding is left of a feature's spread."""
+    """(width,) bool: whether a feature's spread is only rounding."""
     return moments.std <= torch.finfo(torch.float32).eps * moments.mean.abs()
 
 
 def aligned(features: Tensor, of: Moments, to: Moments) -> Tensor:
-    """Features of a draw at which the bank has the moments `of`, brought to where it has the moments `to`.
+    """Map features at a draw where the reference set has the moments `of` to where it has the moments `to`.
 
-    A feature that is constant over the bank at this draw is only shifted: there is no scale to go by.
+    A feature that is constant over the reference set at this draw is only shifted: it has no scale.
     """
     scale = torch.where(constant(of), 1.0, to.std / of.std)
     shift = to.mean - of.mean * scale
@@ -73,9 +74,9 @@ def aligned(features: Tensor, of: Moments, to: Moments) -> Tensor:
 
 @contextmanager
 def at_draw(posterior: Posterior, seed: int, k: int | None) -> Iterator[None]:
-    """The posterior at draw `k` of a run, or at its means if None; without autograd.
+    """Put the posterior at draw `k` of a run, or at its means if None, without autograd.
 
-    The draw hangs on (seed, k) alone: not on the images, on their batches, or on how many draws there are.
+    The draw depends on (seed, k) alone: not on the images, their batches, or the number of draws.
     """
     with torch.no_grad():
         if k is None:
@@ -86,14 +87,14 @@ def at_draw(posterior: Posterior, seed: int, k: int | None) -> Iterator[None]:
 
 
 class ReferenceSet:
-    """The reference bank of a run as its draws see it, and the calibration images beside it.
+    """The reference images of a run, their features at each weight draw, and the calibration images.
 
-    Its images are kept with the run; only where they are not (too many), the source is opened.
+    Both sets of images are saved with the run. If they were too many, the run's source is opened instead.
     """
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self._told = self._read()
+        self._record = self._read()
         self.folder = RunFolder(run.folder).reference / self._digest()
         self._last: tuple[int, ReferenceFeatures] | None = None
 
@@ -101,11 +102,11 @@ class ReferenceSet:
 
     @cached_property
     def means(self) -> ReferenceFeatures:
-        """The bank at the means."""
+        """The reference set at the means."""
         return self._at(None)
 
     def at(self, k: int | None) -> ReferenceFeatures:
-        """The bank at draw k, or at the means if None; the last draw stays in memory."""
+        """Return the reference set at draw k, or at the means if None; the last draw stays in memory."""
         if k is None:
             return self.means
         if self._last is None or self._last[0] != k:
@@ -113,7 +114,7 @@ class ReferenceSet:
         return self._last[1]
 
     def aligned(self, features: Tensor, k: int | None) -> Tensor:
-        """Features of draw k, brought to where the bank is at the means."""
+        """Map features at draw k to where the reference set is at the means."""
         return features if k is None else aligned(features, self.at(k).moments, self.means.moments)
 
     def _at(self, k: int | None) -> ReferenceFeatures:
@@ -130,15 +131,15 @@ class ReferenceSet:
 
     @cached_property
     def _before(self) -> Tensor:
-        """What of the bank's images does not depend on the draw."""
+        """The part of the reference images' forward pass that does not depend on the draw."""
         return before_draws(self.run.encoder, self.images, self.run.image_shape[-1])
 
     def cached(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        """A tensor that hangs on the run's weights and its reference images alone: read, or made and written."""
+        """Read a tensor that depends only on the run's weights and its reference set, or make and write it."""
         path = self.folder / f"{name}.safetensors"
         try:
             return load_file(path)[name]
-        except (OSError, SafetensorError, KeyError):  # not there, or a half of it
+        except (OSError, SafetensorError, KeyError):  # missing or cut short
             tensor = make().contiguous()
         if not self.folder.is_dir():
             for stale in self.folder.parent.glob("*/"):
@@ -148,55 +149,54 @@ class ReferenceSet:
         return tensor
 
     def own(self, images: Tensor) -> Tensor:
-        """(images,) int64: where in the bank an image stands that is a part of it, -1 for any other.
+        """(images,) int64: the position of each image in the reference set, or -1 if it is not part of it.
 
-        Told by pixels, as the network sees them: of a bank image and its copies one is theirs.
+        Images are recognised by their pixels, at the side that the network takes.
         """
-        return torch.tensor([self._places.get(key, -1) for key in _keys(images)], dtype=torch.int64)
+        return torch.tensor([self._positions.get(key, -1) for key in _keys(images)], dtype=torch.int64)
 
     @cached_property
-    def _places(self) -> dict[int, int]:
+    def _positions(self) -> dict[int, int]:
         keys = self.cached("pixels", lambda: torch.tensor(_keys(self.images))).tolist()
-        return {key: place for place, key in enumerate(keys)}
+        return {key: position for position, key in enumerate(keys)}
 
     # --------------------------------------------------------------------------------------------------------- images
 
     @cached_property
     def images(self) -> Tensor:
-        """The bank's images, as the network sees them."""
+        """The reference images, at the side that the network takes."""
         return self._pixels("bank")
 
     @property
-    def calibrates(self) -> bool:
-        """Whether there are calibration images."""
-        return bool(self._told["calibration"])
+    def has_calibration_images(self) -> bool:
+        """Whether the run has set calibration images aside."""
+        return bool(self._record["calibration"])
 
     def calibration_images(self) -> Tensor:
-        """Images that were neither trained on nor are in the bank, as the network sees them."""
+        """Return the images that were neither trained on nor are in the reference set, as the network takes them."""
         return self._pixels("calibration")
 
     def _pixels(self, part: str) -> Tensor:
         images = read_pixels(self.run.folder, part)
         if images is None:
-            whole = source_images(self.run, self._told["fingerprint"])
-            images = whole[torch.tensor(self._told[part], dtype=torch.int64)]
+            images = _source_images(self.run, self._record["fingerprint"])[torch.tensor(self._record[part]).long()]
         return resized(images, self.run.image_shape[-1])
 
     def _read(self) -> dict[str, Any]:
-        """Read `reference/images.json`."""
+        """The content of `reference/images.json`; the reference set is called `bank` there."""
         path = RunFolder(self.run.folder).reference_images
         try:
-            told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            if not told["bank"] or not isinstance(told["calibration"], list) or "fingerprint" not in told:
-                raise ValueError("something is missing")
+            record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if not record["bank"] or not isinstance(record["calibration"], list) or "fingerprint" not in record:
+                raise ValueError("an entry is missing")
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BadInput(f"{path} is missing or damaged ({error}): restore a copy, or train again.") from error
-        return told
+            raise BadInput(f"{path} is missing or damaged ({error}): restore it, or train the run again.") from error
+        return record
 
     def _digest(self) -> str:
-        """Of all that features hang on: the weights, the images, the seed, and the kind of device that makes noise."""
-        run, told = self.run, self._told
-        sha = hashlib.sha256(json.dumps([told["fingerprint"], told["bank"], told["calibration"]]).encode())
+        """Of all that features depend on: weights, images, seed, and the kind of device that generates the noise."""
+        run, record = self.run, self._record
+        sha = hashlib.sha256(json.dumps([record["fingerprint"], record["bank"], record["calibration"]]).encode())
         sha.update(f"{run.config.seed} {run.image_shape} {run.encoder.means.device.type}".encode())
         for posterior in (run.encoder, run.learner.posterior):  # the first is a copy of a part of the second
             for name, tensor in posterior.tensors().items():
@@ -211,12 +211,12 @@ def _keys(images: Tensor) -> list[int]:
     return [int.from_bytes(each.digest(), "little", signed=True) for each in hashes]
 
 
-def source_images(run: Run, fingerprint: str | None) -> Tensor:
-    """The images of the run's source, uint8; if they are not those it was trained on, that is bad input."""
+def _source_images(run: Run, fingerprint: str | None) -> Tensor:
+    """The images of the run's source, uint8; bad input if they are not those it was trained on."""
     data = open_source(run.config.data, run.config.image_size).load(SPLIT)
     if fingerprint is not None and data.fingerprint() != fingerprint:
         raise BadInput(
-            f"the images of {run.config.data} are not those that {run.folder} was trained on, of which some are its "
-            "reference bank: put them back."
+            f"the images of {run.config.data} have changed since {run.folder} was trained, and its reference set is "
+            "part of them: restore them."
         )
     return data.images

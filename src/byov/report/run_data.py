@@ -16,7 +16,7 @@ from byov.config import BAYESIAN, Config, read_config
 from byov.evaluation.partial_results import read_section
 from byov.evaluation.per_image_uncertainty import LABEL_FREE
 from byov.runs.folder import RunFolder, read_log
-from byov.scoring.scorer import DEFAULT, DEFAULT_AT_MEANS
+from byov.scoring.candidates import DEFAULT, DEFAULT_AT_MEANS
 
 Row = dict[str, Any]
 

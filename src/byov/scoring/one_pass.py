@@ -1,14 +1,14 @@
 """Both scores from one forward pass at the means: the oddness exactly, the uncertainty predicted by a small head.
 
-Each image has a profile: its cosines with the most alike of the usual reference images, in falling order. How close
-together they lie says how easily a draw of the weights changes their order, so the head is a ridge regression on a few
-statistics of the profile, and on the distance to the nearest. It is fitted to the reference images' own uncertainty
-over draws, which is computed once and kept with the run. docs/score.md has how well it predicts; regressions on the
-features themselves do worse, most of all on images of another kind.
+Each image has a profile: its cosines with the most similar usual reference images, in falling order. The closer
+together they are, the more easily a weight draw changes their order. So the head is a ridge regression on a few
+statistics of the profile and on the distance to the nearest images. It is fitted to the reference images' uncertainty
+over draws, which is computed once and cached with the run. docs/score.md shows how well it predicts. Regressions on the
+features themselves do worse, most of all on out-of-distribution images.
 
     scorer = FastScorer(byov.load("runs/mine"))
-    scorer.scores(images)                     # as `Scorer`, at the cost of one forward pass
-    OnePass(bank, "combined", draws=8)        # the same as a module, which `byov export --with-uncertainty` writes
+    scorer.scores(images)                         # like `Scorer`, at the cost of one forward pass
+    OnePass(reference, "combined", draws=8)       # the same as a module, which `byov export --with-uncertainty` writes
 """
 
 from __future__ import annotations
@@ -29,47 +29,46 @@ from byov.inference.inputs import spread
 from byov.inference.load import Run
 from byov.inference.reference import ReferenceSet
 from byov.metrics.correlation import spearman
-from byov.scoring.scorer import (
+from byov.scoring.candidates import (
     DEFAULT_AT_MEANS,
-    DRAWS,
-    NEAR_PARTS,
+    NEAR_SHARES,
     NEIGHBOURS,
-    ODD_PART,
+    ODD_SHARE,
     ODDNESS,
-    Scorer,
-    part_of,
+    neighbour_count,
     reference_scores,
     usual_images,
 )
+from byov.scoring.scorer import DRAWS, Scorer
 
-POINTS = 12  # cosines of the profile that the head sees, evenly on a logarithmic scale
-PROFILE_PART = 1.5 * max(NEAR_PARTS)  # of the usual images: the profile reaches beyond the largest neighbourhood
-WIDTHS = (0.03, 0.06, 0.12, 0.25)  # of the soft boundaries, in the reference set's median length of a profile
+POINTS = 12  # cosines of the profile that the head takes, evenly on a logarithmic scale
+PROFILE_SHARE = 1.5 * max(NEAR_SHARES)  # of the usual images: the profile reaches beyond the largest neighbourhood
+WIDTHS = (0.03, 0.06, 0.12, 0.25)  # of the soft boundaries, relative to the median range of a profile
 PENALTY = 0.01  # of the ridge regression; from 0.0001 to 0.01 the correlation is the same to 0.005 (docs/score.md)
 ROUNDING = 1e-5  # of a statistic: less spread than this is float32's rounding
-SAME = 1 - 2e-6  # cosine from which, in a file without byov, an image is taken to be the reference image itself
+SAME = 1 - 2e-6  # an exported model takes an image with this cosine to be the reference image itself
 
 
 class Neighbourhood(NamedTuple):
-    """How an image lies among the reference images, at the means."""
+    """How images lie among the reference images, at the means."""
 
     profile: Tensor
     """(images, depth): the largest cosines with usual reference images, in falling order."""
     distance: Tensor
-    """(images,): 1 - mean of the NEIGHBOURS largest cosines with these, of features centred on all of them."""
+    """(images,): 1 - mean of the NEIGHBOURS largest cosines with usual images, of centred features."""
     oddness: Tensor
-    """(images,): as `score.ODDNESS`."""
+    """(images,): as the candidate ODDNESS."""
 
 
 class OnePass(nn.Module):
     """Oddness and uncertainty from features at the means.
 
     Args:
-        bank: the reference images of a run.
-        uncertainty: the candidate to predict (`score.CANDIDATES`).
-        draws: weight draws of the score that is predicted.
-        most: compare with this many reference images at most, evenly chosen; unset: with all, and the oddness is the
-            Scorer's. The neighbours are the same part of them.
+        reference: The reference set of a run.
+        uncertainty: The candidate to predict, a key of CANDIDATES.
+        draws: Weight draws of the score that is predicted.
+        most: Compare with at most this many reference images, spaced evenly; None: with all of them, and the oddness
+            equals the Scorer's. The shares of neighbours stay the same.
     """
 
     reference: Tensor
@@ -83,40 +82,42 @@ class OnePass(nn.Module):
     weights: Tensor
     level: Tensor
 
-    def __init__(self, bank: ReferenceSet, uncertainty: str, draws: int, most: int | None = None) -> None:
+    def __init__(self, reference: ReferenceSet, uncertainty: str, draws: int, most: int | None = None) -> None:
         super().__init__()
-        features = bank.means.features
+        features = reference.means.features
         is_usual = torch.zeros(len(features), dtype=torch.bool)
-        is_usual[usual_images(bank)] = True
+        is_usual[usual_images(reference)] = True
         chosen = spread(len(features), most or len(features))
         chosen = torch.cat([chosen[is_usual[chosen]], chosen[~is_usual[chosen]]])  # usual images first: a slice of all
         self.usual = int(is_usual[chosen].sum())
-        self.odd = part_of(len(chosen), ODD_PART)
-        self.near = sorted({part_of(self.usual, part) for part in NEAR_PARTS})
-        self.depth = min(max(part_of(self.usual, PROFILE_PART), max(self.near)), max(1, self.usual - 1))
+        self.odd = neighbour_count(len(chosen), ODD_SHARE)
+        self.near = sorted({neighbour_count(self.usual, share) for share in NEAR_SHARES})
+        self.depth = min(max(neighbour_count(self.usual, PROFILE_SHARE), max(self.near)), max(1, self.usual - 1))
         points = sorted({round(k) - 1 for k in np.geomspace(1, self.depth, POINTS)})
         self.register_buffer("points", torch.tensor(points))
         self.places = torch.full((len(features),), -1).scatter_(0, chosen, torch.arange(len(chosen)))
-        """Of all reference images, among those chosen; -1: it is not."""
-        self._set_reference(features[chosen], bank.means.moments.mean)
+        """Position of each reference image among those chosen; -1 if it is not chosen."""
+        self._set_reference(features[chosen], reference.means.moments.mean)
         self.predicts = uncertainty not in EXACT
         self._exact = EXACT.get(uncertainty)
         self.agreement: float | None = None
-        """Spearman correlation of the head with what it predicts, leaving one reference image out at a time."""
+        """Spearman correlation of the head with what it predicts, over leave-one-out predictions."""
         if self.predicts:
             own = torch.arange(len(features))
-            rows = bank.cached(
+            rows = reference.cached(
                 f"neighbourhoods-{len(chosen)}-{self.depth}",
                 lambda: torch.cat([part.view(len(own), -1) for part in self.neighbourhood(features, own)], dim=1),
             )
             known = Neighbourhood(rows[:, :-2], rows[:, -2], rows[:, -1])
             self._fit(
                 known,
-                bank.cached(f"reference-{uncertainty}-{draws}", lambda: reference_scores(bank, uncertainty, draws)),
+                reference.cached(
+                    f"reference-{uncertainty}-{draws}", lambda: reference_scores(reference, uncertainty, draws)
+                ),
             )
 
     def _set_reference(self, features: Tensor, mean: Tensor) -> None:
-        """What both kinds of cosines are made of by one product of matrices (`neighbourhood`)."""
+        """Store what `neighbourhood` needs to get both kinds of cosines from one matrix product."""
         centred, norms = features - mean.float(), features.double().norm(dim=1).clamp(min=1e-12)
         offsets = torch.stack([torch.ones_like(norms), (features.double() - mean) @ mean]) / norms
         self.register_buffer("reference", normalize(centred, dim=1))
@@ -133,13 +134,13 @@ class OnePass(nn.Module):
         self.agreement = float(spearman(head.left_out, targets))
 
     def neighbourhood(self, features: Tensor, own: Tensor | None = None) -> Neighbourhood:
-        """Where images lie among the reference images.
+        """Compare images with the reference images.
 
         `own` gives each image's position in the reference set (`ReferenceSet.own`). If None, an image that cannot be
-        distinguished from a reference image is taken to be that image. Either way it is compared with the others.
+        distinguished from a reference image is taken to be that image. Such an image is compared with the others only.
 
-        The cosines come from those of centred features: <x, b> = <x - m, b - m> + <x, m> + <b, m> - <m, m>. The other
-        way round would lose digits.
+        The cosines come from those of centred features: <x, b> = <x - m, b - m> + <x, m> + <b, m> - <m, m>. The
+        reverse would lose digits.
         """
         centred, norm = features - self.mean, features.norm(dim=1, keepdim=True).clamp(min=1e-12)
         near = normalize(centred, dim=1) @ self.reference.T
@@ -154,9 +155,9 @@ class OnePass(nn.Module):
         return self._ranked(near, cosines)
 
     def _ranked(self, near: Tensor, cosines: Tensor, itself: int = 0) -> Neighbourhood:
-        """The neighbourhood from both kinds of cosines with all reference images.
+        """The neighbourhood, from both kinds of cosines with all reference images.
 
-        With `itself`, a cosine of 1 is that of the image with itself, and is passed over.
+        With `itself` 1, a largest cosine of 1 is taken to be the image's cosine with itself, and is skipped.
         """
         ranked = []
         for values, count, k in (
@@ -174,10 +175,10 @@ class OnePass(nn.Module):
         return Neighbourhood(profile, 1 - nearest.mean(1), 1 - odd.select(1, self.odd - 1))
 
     def statistics(self, of: Neighbourhood) -> Tensor:
-        """What the head sees: (images, statistics).
+        """(images, statistics): the inputs of the head.
 
-        Some of the cosines; how sharp the boundaries of the neighbourhoods are: if a draw moved each cosine by noise of
-        some width, how much two draws would disagree on who is inside; and the distance.
+        They are some of the cosines, the distance, and how sharp the boundaries of the neighbourhoods are: if a draw
+        moved each cosine by noise of some width, how much would two draws disagree on which images are inside?
         """
         profile, soft = of.profile, []
         for size in self.near:
@@ -188,7 +189,7 @@ class OnePass(nn.Module):
         return torch.cat([profile.index_select(1, self.points), *soft, of.distance.unsqueeze(1)], dim=1)
 
     def forward(self, features: Tensor, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Oddness and uncertainty, (images,) each, in float32."""
+        """Return oddness and uncertainty, (images,) each, in float32."""
         of = self.neighbourhood(features, own)
         if self._exact is not None:
             return of.oddness, self._exact(of)
@@ -199,7 +200,7 @@ EXACT: Mapping[str, Callable[[Neighbourhood], Tensor]] = {
     DEFAULT_AT_MEANS: lambda of: of.distance,
     ODDNESS: lambda of: of.oddness,
 }
-"""Candidates that need no head: that of runs without random weights is one of them."""
+"""Candidates that need no head, such as the default of runs without random weights."""
 
 
 class Head(NamedTuple):
@@ -210,11 +211,11 @@ class Head(NamedTuple):
     weights: Tensor
     level: Tensor
     left_out: Tensor
-    """What it predicts for each image when fitted to all others."""
+    """The prediction for each image when fitted to all others."""
 
 
 def fit(statistics: Tensor, targets: Tensor, penalty: float = PENALTY) -> Head:
-    """Fits a head in float64; the predictions for images left out come in closed form from the same decomposition."""
+    """Fit a head in float64; leave-one-out predictions come in closed form from the same decomposition."""
     deviation, centre = torch.std_mean(statistics, dim=0, correction=0)
     scale = deviation.clamp(min=ROUNDING)
     inputs, level = (statistics - centre) / scale, targets.mean()
@@ -227,16 +228,16 @@ def fit(statistics: Tensor, targets: Tensor, penalty: float = PENALTY) -> Head:
     return Head(centre, scale, weights, level, targets - residuals / (1 - leverage).clamp(min=ROUNDING))
 
 
-def percentiles(values: Tensor, usual: Tensor) -> Tensor:
-    """The part of the usual scores that are below, and half of those equal: as in `Scorer`, in operations of ONNX."""
+def percentiles(values: Tensor, calibration: Tensor) -> Tensor:
+    """The share of the calibration scores below, plus half of those equal: like `Scorer`, in operations of ONNX."""
     values = values.unsqueeze(1)
-    return ((usual < values).float() + (usual <= values).float()).sum(1) * (50.0 / len(usual))
+    return ((calibration < values).float() + (calibration <= values).float()).sum(1) * (50.0 / len(calibration))
 
 
 class FastScorer(Scorer):
-    """A `Scorer` of one forward pass per image; `most` as for `OnePass`.
+    """A `Scorer` with one forward pass per image; `most` as for `OnePass`.
 
-    What the head learns from takes the weight draws once, over the reference images; it is kept with the run.
+    The head is fitted once, to weight draws over the reference images; these are cached with the run.
     """
 
     fast = True
@@ -260,7 +261,7 @@ class FastScorer(Scorer):
         return OnePass(self.reference, self.uncertainty, self.draws, self.most)
 
     def sentence(self) -> str:
-        """How the uncertainty was made, and what it is worth."""
+        """Describe how the uncertainty was computed, and how well it predicts that over draws."""
         if not self.model.predicts:
             return "one forward pass per image; this run's uncertainty needs no weight draws"
         return (

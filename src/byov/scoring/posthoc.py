@@ -24,7 +24,7 @@ from byov.inference.features import at_this_draw, before_draws
 from byov.inference.reference import aligned, at_draw, moments_of
 from byov.posterior import Posterior
 from byov.runs.split import divide
-from byov.scoring.scorer import CONSISTENT_PART, part_of
+from byov.scoring.candidates import CONSISTENT_SHARE, neighbour_count
 from byov.training.loop import Trainer
 
 IMAGES = 1000  # reference images that neighbourhoods are compared on
@@ -50,7 +50,7 @@ class Neighbourhoods:
         self.encoder, self.seed = encoder, seed
         self.before = before_draws(encoder, images, images.shape[-1])
         self.moments = moments_of(at_this_draw(encoder, self.before))
-        self.count = part_of(len(images), CONSISTENT_PART)
+        self.count = neighbour_count(len(images), CONSISTENT_SHARE)
 
     def overlap(self, draws: int = DRAWS) -> float:
         """Mean Jaccard overlap over images and pairs of draws; the same noise at every call."""

@@ -1,12 +1,12 @@
-"""A folder of any size through a scorer to a table: a chunk at a time, in constant memory, and able to go on.
+"""Score a folder of any size into a table: a chunk at a time, in constant memory, and resumable.
 
-    FILE.parquet            path, oddness, uncertainty, a percentile of each, embedding: a row an image, sorted by path
-    FILE.csv                the same without the embedding
-    FILE.skipped.txt        the files that could not be used, a line each
-    .FILE.parquet.partial/  while it works: settings.json, and a file for each chunk that is done
+    odd.parquet              path, oddness, uncertainty, a percentile of each, embedding; one row per image, by path
+    odd.html                 its page (`report.gallery`)
+    odd.parquet.skipped.txt  the files that could not be used, one per line
+    odd.csv                  the same without the embedding; its page is odd.csv.html, next to that of odd.parquet
+    .odd.parquet.partial/    while it works: settings.json, and a cache entry for each finished chunk
 
-A chunk's file is written whole or not at all; a second call with the same settings goes on after the last of them. The
-table comes into its place at the very end.
+A second call with the same settings resumes after the last finished chunk. The table is moved into place at the end.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from byov import __version__
+from byov._core.cache import Cache, Entry
 from byov._core.callbacks import Progress, Say, say_on_stderr
 from byov._core.errors import BadInput
 from byov._core.files import disk_space_checked, write_atomically, write_json, write_text
@@ -35,24 +36,25 @@ from byov.inference.inputs import in_channels
 from byov.inference.load import Run
 from byov.scoring.scorer import Scorer, Scores
 
-CHUNK_IMAGES = 2048  # weights are drawn anew for each chunk: with many images that costs nothing
-CHUNK_BYTES = 2**26  # of pixels, from 105 pixels on
+CHUNK_IMAGES = 2048  # weights are drawn again for each chunk: with many images that costs nothing
+CHUNK_BYTES = 2**26  # of pixels; fewer images per chunk from 105 pixels on
 NAMED = 3  # files that a warning names
 KINDS = (".parquet", ".csv")
 COLUMNS = ("oddness", "oddness_percentile", "uncertainty", "uncertainty_percentile")
 
 
 class ScoresImages(Protocol):
-    """Scores images chunk by chunk: what it says of an image does not hang on the others."""
+    """Scores images chunk by chunk; the score of an image does not depend on the others."""
 
     def scores(self, images: Tensor) -> Scores: ...
 
 
 @dataclass(frozen=True)
 class Scored:
-    """All that is known of the images when the last chunk is done, in the order of the table."""
+    """The scores of all images, in the order of the table."""
 
     names: list[str]
+    """Paths as one line of text each, to be shown; the table has the paths as they are."""
     positions: NDArray[np.int64]
     """Of the images, in their stream."""
     oddness: NDArray[np.float32]
@@ -60,8 +62,9 @@ class Scored:
     uncertainty: NDArray[np.float32]
     uncertainty_percentile: NDArray[np.float32] | None
     embedding: NDArray[np.float32]
-    """(N, width), mapped from a file that lasts as long as the call of `score_images`."""
+    """(N, width), mapped from a file that exists only during `score_images`."""
     skipped: list[tuple[str, str]]
+    """Name and reason."""
 
 
 # ------------------------------------------------------------------------------------------------------------ the whole
@@ -77,20 +80,20 @@ def score_images(
     progress: Progress = lambda what, done, total: None,
     say: Say = say_on_stderr,
 ) -> Scored:
-    """Scores all images of a stream, writes the table `out`, and returns what it holds.
+    """Score all images of a stream, write the table `out`, and return the scores.
 
-    `settings` is all that the numbers hang on: a table is gone on with only under the same. `page` is called before
-    the table comes into its place, so that an interrupted page is made again.
+    `settings` is all that the scores depend on: scoring resumes only with identical settings. `page` is called before
+    the table is moved into place, so that an interrupted page is made again.
     """
     partial = Partial(out, settings)
     with disk_space_checked(out):
         partial.begin()
         starts = range(0, len(stream), chunk_size(stream))
-        waiting = [start for start in starts if not partial.path(start).exists()]
+        waiting = [start for start in starts if partial.read(start) is None]
         what = f"scoring {stream.name}"
         if len(waiting) < len(starts):
             done = min(len(stream), (len(starts) - len(waiting)) * starts.step)
-            say(f"going on with {partial.folder}: {done:,} of {len(stream):,} images are done.")
+            say(f"resuming from {partial.folder}: {done:,} of {len(stream):,} images are done.")
         for start in waiting:
             progress(what, start, len(stream))
             partial.write(start, stream, stream.chunk(start, start + starts.step), scorer)
@@ -98,8 +101,11 @@ def score_images(
         scored = partial.collect(stream, starts)
         if not scored.names:
             partial.remove()
-            raise BadInput(_none_usable(stream, scored))
-        _tell_skipped(stream, scored, out, say)
+            raise BadInput(
+                f"none of the images in {stream.name} can be used: {_named(scored.skipped)}; "
+                "give a folder with undamaged images."
+            )
+        _report_skipped(stream, scored, out, say)
         if page is not None:
             page(scored)
         write_atomically(out, lambda path: _write_table(path, out.suffix, partial.tables(starts), embedding, settings))
@@ -108,22 +114,22 @@ def score_images(
 
 
 def chunk_size(stream: Stream) -> int:
-    """Images a chunk."""
+    """Return the number of images per chunk."""
     return max(64, min(CHUNK_IMAGES, CHUNK_BYTES // (stream.channels * stream.side**2)))
 
 
 def check_place(out: Path, page: bool) -> None:
-    """Bad input if the table, or a file beside it, cannot be written there."""
+    """Raise BadInput if the table, or a file next to it, cannot be written there."""
     if out.suffix not in KINDS:
         raise BadInput(f"--out is {out}, but a table ends in .parquet or .csv: give such a name.")
-    beside = [] if _partial_folder(out).is_dir() else [skipped_path(out), *([page_path(out)] if page else [])]
-    taken = next((path for path in (out, *beside) if path.exists()), None)
+    others = [] if _partial_folder(out).is_dir() else [skipped_path(out), *([page_path(out)] if page else [])]
+    taken = next((path for path in (out, *others) if path.exists()), None)
     if taken is not None:
         raise BadInput(f"{taken} exists already: remove it, or choose another --out.")
 
 
 def check_images(run: Run, stream: Stream, say: Say = say_on_stderr) -> None:
-    """Bad input if the run takes other images, before any is decoded; says what is done to their channels."""
+    """Raise BadInput if the run takes other images, before any is decoded; report a conversion of their channels."""
     decoded = torch.empty((1, stream.channels, stream.side, stream.side))
     images, converted = in_channels(run, decoded if stream.memory is None else stream.memory.images[:1])
     run.check(images)
@@ -132,7 +138,7 @@ def check_images(run: Run, stream: Stream, say: Say = say_on_stderr) -> None:
 
 
 def identity(scorer: Scorer, stream: Stream) -> dict[str, Any]:
-    """What the scores hang on: the run and its reference images as they are now, the score, the images, the program."""
+    """Return what the scores depend on: the run and its reference set as they are now, the score, the images, byov."""
     run = scorer.reference.run
     return {
         "run": str(run.folder.absolute()),
@@ -149,14 +155,16 @@ def identity(scorer: Scorer, stream: Stream) -> dict[str, Any]:
 
 
 def page_path(out: Path) -> Path:
-    return out.with_suffix(".html")
+    """Return the path of a table's page. Tables odd.parquet and odd.csv have one each."""
+    return out.with_suffix(".html") if out.suffix == ".parquet" else out.with_name(f"{out.name}.html")
 
 
 def skipped_path(out: Path) -> Path:
-    return out.with_suffix(".skipped.txt")
+    """Return the path of the list of files that could not be used."""
+    return out.with_name(f"{out.name}.skipped.txt")
 
 
-# ------------------------------------------------------------------------------------------------------- what is done
+# ----------------------------------------------------------------------------------------------------- finished chunks
 
 
 def _partial_folder(out: Path) -> Path:
@@ -164,14 +172,15 @@ def _partial_folder(out: Path) -> Path:
 
 
 class Partial:
-    """The chunks that are done, beside the table that they will be."""
+    """The finished chunks of a table, in a folder next to it."""
 
     def __init__(self, out: Path, settings: dict[str, Any]) -> None:
         self.folder = _partial_folder(out)
         self.settings = settings
+        self._cache = Cache(self.folder)
 
     def begin(self) -> None:
-        """Makes the folder, or finds it with the same settings; other settings are bad input."""
+        """Make the folder, or check that it was made with the same settings."""
         saved = self.folder / "settings.json"
         if not saved.exists():
             write_json(saved, self.settings)
@@ -185,58 +194,61 @@ class Partial:
         if differs:
             raise BadInput(
                 f"{self.folder} holds the beginning of another table (it differs in {', '.join(differs)}): remove it "
-                "to start anew, or choose another --out."
+                "to start again, or choose another --out."
             )
 
-    def path(self, start: int) -> Path:
-        return self.folder / f"{start:09d}.parquet"
+    def read(self, start: int) -> Entry | None:
+        """Read a chunk; None if it is not finished."""
+        return self._cache.read(_chunk_name(start))
 
     def write(self, start: int, stream: Stream, chunk: Chunk, scorer: ScoresImages) -> None:
-        """Scores a chunk and keeps its rows; the skipped files go into the file's metadata."""
-        scores = scorer.scores(chunk.images) if chunk.positions else None
-        columns = {"position": pa.array(chunk.positions, pa.int64())}
-        columns["path"] = pa.array([stream.names[position] for position in chunk.positions], pa.string())
-        if scores is not None:
-            nothing = pa.nulls(len(chunk.positions), pa.float32())
-            for name in COLUMNS:
-                values: Tensor | None = getattr(scores, name)
-                columns[name] = nothing if values is None else _floats(values)
-            columns["embedding"] = _vectors(scores.embedding)
-        table = pa.table(columns).replace_schema_metadata({"skipped": json.dumps(chunk.skipped)})
-        write_atomically(self.path(start), lambda path: pq.write_table(table, path, compression="NONE"))
+        """Score a chunk and write its rows; paths and skipped files go into the header."""
+        tensors = {"position": torch.tensor(chunk.positions, dtype=torch.int64)}
+        if chunk.positions:
+            scores = scorer.scores(chunk.images)._asdict()
+            tensors |= {name: values.detach().cpu().float() for name, values in scores.items() if values is not None}
+        header = {"paths": [_path(stream, position) for position in chunk.positions], "skipped": chunk.skipped}
+        self._cache.write(_chunk_name(start), Entry(tensors, header))
+
+    def chunks(self, starts: Sequence[int]) -> Iterator[Entry]:
+        for start in starts:
+            entry = self.read(start)
+            assert entry is not None
+            yield entry
 
     def tables(self, starts: Sequence[int]) -> Iterator[pa.Table]:
-        """The chunks in order, without those that have no rows."""
-        for start in starts:
-            table = pq.read_table(self.path(start))
-            if len(table):
-                yield table.drop_columns("position")
+        """The rows of each chunk, in order; chunks without rows are left out."""
+        for tensors, header in self.chunks(starts):
+            if header["paths"]:
+                nothing = pa.nulls(len(header["paths"]), pa.float32())
+                columns = {"path": pa.array(header["paths"], pa.string())}
+                columns |= {name: pa.array(tensors[name].numpy()) if name in tensors else nothing for name in COLUMNS}
+                yield pa.table(columns | {"embedding": _lists(tensors["embedding"])})
 
     def collect(self, stream: Stream, starts: Sequence[int]) -> Scored:
-        """All chunks together. Only the embeddings are large: they go into a file that is mapped."""
-        columns: dict[str, list[Any]] = {name: [] for name in ("position", "path", *COLUMNS)}
+        """All chunks together. Only the embeddings are large: they go into a file that is memory-mapped."""
+        parts: dict[str, list[Tensor]] = {name: [] for name in ("position", *COLUMNS)}
+        names: list[str] = []
         skipped: list[tuple[str, str]] = []
         vectors, width = self.folder / "embedding.f32", 0
         with vectors.open("wb") as file:
-            for start in starts:
-                table = pq.read_table(self.path(start))
-                lost = json.loads(table.schema.metadata[b"skipped"])
-                skipped += [(stream.names[position], reason) for position, reason in lost]
-                if len(table):
-                    for name, column in columns.items():
-                        column.extend(table[name].to_pylist())
-                    width = table.schema.field("embedding").type.list_size
-                    file.write(_matrix(table).tobytes())
-        shape = (len(columns["path"]), width)
-        known = bool(columns["path"]) and columns["oddness_percentile"][0] is not None
-        numbers = {name: np.array(columns[name], np.float32) for name in COLUMNS if known or "percentile" not in name}
+            for tensors, header in self.chunks(starts):
+                names += map(one_line, header["paths"])
+                skipped += [(one_line(_path(stream, position)), reason) for position, reason in header["skipped"]]
+                if header["paths"]:
+                    for name, values in parts.items():
+                        values += [tensors[name]] if name in tensors else []
+                    width = tensors["embedding"].shape[1]
+                    file.write(tensors["embedding"].numpy().tobytes())
+        columns = {name: torch.cat(values).numpy() for name, values in parts.items() if values}
+        nothing, shape = np.empty(0, np.float32), (len(names), width)
         return Scored(
-            names=columns["path"],
-            positions=np.array(columns["position"], np.int64),
-            oddness=numbers["oddness"],
-            oddness_percentile=numbers.get("oddness_percentile"),
-            uncertainty=numbers["uncertainty"],
-            uncertainty_percentile=numbers.get("uncertainty_percentile"),
+            names=names,
+            positions=columns.get("position", np.empty(0, np.int64)),
+            oddness=columns.get("oddness", nothing),
+            oddness_percentile=columns.get("oddness_percentile"),
+            uncertainty=columns.get("uncertainty", nothing),
+            uncertainty_percentile=columns.get("uncertainty_percentile"),
             embedding=np.memmap(vectors, np.float32, "r", shape=shape) if shape[0] else np.empty(shape, np.float32),
             skipped=skipped + list(stream.unread),
         )
@@ -245,20 +257,24 @@ class Partial:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _floats(values: Tensor) -> pa.Array:
-    return pa.array(values.detach().cpu().float().numpy())
+def _chunk_name(start: int) -> str:
+    return f"chunk-{start:09d}"
 
 
-def _vectors(values: Tensor) -> pa.FixedSizeListArray:
-    """(N, width) as a column of lists, all of one size."""
-    matrix = values.detach().cpu().float().contiguous()
+def _lists(matrix: Tensor) -> pa.FixedSizeListArray:
+    """(N, width) as a column of lists of one size."""
     return pa.FixedSizeListArray.from_arrays(pa.array(matrix.numpy().reshape(-1)), matrix.shape[1])
 
 
-def _matrix(table: pa.Table) -> NDArray[np.float32]:
-    column = table["embedding"].combine_chunks()
-    flat: NDArray[np.float32] = column.flatten().to_numpy()
-    return flat.reshape(len(table), -1)
+def _path(stream: Stream, position: int) -> str:
+    """An image's path below the folder; escaped only if it is not valid Unicode, which a table cannot hold."""
+    path = stream.paths[position] if stream.paths else stream.names[position]
+    return path if path.encode("utf-8", "ignore").decode() == path else one_line(path)
+
+
+def one_line(path: str) -> str:
+    """A path as one line of text, whatever characters are in it."""
+    return path if path.isprintable() else ascii(path)
 
 
 # ------------------------------------------------------------------------------------------------------------ the table
@@ -283,7 +299,7 @@ def _write_table(
 
 
 def _write_csv(path: Path, tables: Iterator[pa.Table]) -> None:
-    """Numbers as short as they can be and still be read back as the same float32."""
+    """Numbers are as short as possible and still read back as the same float32."""
     with path.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(("path", *COLUMNS))
@@ -292,11 +308,11 @@ def _write_csv(path: Path, tables: Iterator[pa.Table]) -> None:
             rows.writerows(zip(table["path"].to_pylist(), *texts, strict=True))
 
 
-# ------------------------------------------------------------------------------------------------------------ sentences
+# ------------------------------------------------------------------------------------------------------------- warnings
 
 
-def _tell_skipped(stream: Stream, scored: Scored, out: Path, say: Say) -> None:
-    """A warning that counts the files that were skipped and names the first; the file beside the table names all."""
+def _report_skipped(stream: Stream, scored: Scored, out: Path, say: Say) -> None:
+    """Warn with the number of skipped files and the first of them; list all in the file next to the table."""
     if not scored.skipped:
         return
     write_text(skipped_path(out), "".join(f"{name}: {reason}\n" for name, reason in scored.skipped))
@@ -304,12 +320,6 @@ def _tell_skipped(stream: Stream, scored: Scored, out: Path, say: Say) -> None:
     say(
         f"warning: {len(scored.skipped):,} of {total:,} files in {stream.root} are skipped: "
         f"{_named(scored.skipped)}; {skipped_path(out)} names all."
-    )
-
-
-def _none_usable(stream: Stream, scored: Scored) -> str:
-    return (
-        f"none of the images in {stream.name} can be used: {_named(scored.skipped)}; give a folder with whole images."
     )
 
 

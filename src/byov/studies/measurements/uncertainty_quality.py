@@ -13,7 +13,7 @@ from byov.evaluation.per_image_uncertainty import LABEL_FREE, Drawn, pass_draws
 from byov.inference.load import Run
 from byov.inference.reference import ReferenceSet
 from byov.metrics import auroc, ood_detection
-from byov.scoring.scorer import DEFAULT
+from byov.scoring.candidates import DEFAULT
 
 SCORES = ("label_free", "probe")  # the run's own score, without labels; one less the top probability over draws
 
