@@ -8,12 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import handmade
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from byov._core.errors import BadInput
+from byov.inference.reference import ReferenceSet
+from byov.scoring import candidates
+from byov.scoring.scorer import candidate_scores
 
 ROOM = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.append(str(ROOM))  # its files are scripts, not a package
@@ -27,6 +31,7 @@ import photos  # noqa: E402
 import predictive  # noqa: E402
 import profiled  # noqa: E402
 import run  # noqa: E402
+import score_ablation  # noqa: E402
 import table  # noqa: E402
 import tricks  # noqa: E402
 
@@ -333,3 +338,18 @@ def test_a_step_has_every_share_and_its_products_can_be_called_again() -> None:
     assert all(share > 0 for share in found.values())
     floor, step = (profiled.median_ms(make(trainer), 5) for make in (profiled.products_of, profiled.step_of))
     assert 0 < floor < step
+
+
+def test_the_ablation_has_the_score_that_byov_score_gives(tmp_path: Path) -> None:
+    """Its chosen setting is the candidate `combined`, also for images of the reference set."""
+    torch.manual_seed(0)
+    made = handmade.run(tmp_path / "run", handmade.Affine(6), sigma=0.2, source=handmade.images(400))
+    reference = ReferenceSet(made)
+    images = torch.cat([handmade.images(20, seed=1), reference.images[:20]])
+    draws = score_ablation.draws_of(made, reference, images)
+    among = score_ablation.usual(reference, candidates.FENCE)
+    assert torch.equal(among, candidates.usual_images(reference)) and len(among) < len(reference.images)
+    assert torch.equal(score_ablation.usual(reference, torch.inf), torch.arange(len(reference.images)))
+    found = score_ablation.disagreement(draws, among, candidates.NEAR_SHARES) * score_ablation.distance(draws, among)
+    expected = candidate_scores(made, images, score_ablation.DRAWS, ["combined"])["combined"]
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)

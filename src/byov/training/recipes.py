@@ -44,7 +44,8 @@ def choose_start(recipe: str | None, given: Mapping[str, Any], say: Say = say_on
     backbone = given.get("model.backbone") or backbone_of_weights(given.get("init"))
     if backbone is not None:
         config = replace(config, model=with_backbone(config.model, backbone))
-    free = recipe is None and config.method != "posthoc" and "optim.epochs" not in given
+    pretrained = backbone_of_weights(given.get("init", config.init)) is not None  # such recipes are short on purpose
+    free = recipe is None and not pretrained and config.method != "posthoc" and "optim.epochs" not in given
     return Start(config, origin, LEAST_STEPS if free else 0)
 
 
