@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import handmade
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+import handmade
 from byov._core.errors import BadInput
 from byov.inference.reference import ReferenceSet
 from byov.scoring import candidates
