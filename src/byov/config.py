@@ -1,7 +1,7 @@
-"""What a run is: typed settings, their defaults and their meaning. The command line's help is made from this file.
+"""The settings of a run: typed, with defaults and descriptions, from which the command line builds its help.
 
-`None` means "choose for me": it is resolved once, from the images and the method, printed, and saved. A saved
-`config.yaml` holds no `None` that stands for a choice. This file imports no torch, so that `--help` is quick.
+`None` means "choose for me". It is resolved once from the images and the method, printed, and saved, so a saved
+`config.yaml` holds no `None` that stands for a choice. This module does not import torch, to keep `--help` fast.
 """
 
 from __future__ import annotations
@@ -31,157 +31,152 @@ class Model:
     """The encoder and its heads."""
 
     backbone: str = "vit-micro"
-    """vit-micro, vit-mini, vit-tiny, vit-small, vit-base; resnet-18, -34, -50, -101; efficientnet-lite0, -lite1,
-    -lite2; or timm:NAME, any model of timm. The next eight shape it; what does not apply to a backbone stays unset."""
+    """Encoder: vit-micro, -mini, -tiny, -small, -base; resnet-18, -34, -50, -101; efficientnet-lite0, -lite1, -lite2.
+    timm:NAME is any model of timm."""
     width: int | None = None
-    """ViT: features of the encoder. Unset: the size's own. ResNet: channels of the first stage. Unset: 64."""
+    """ViT: feature width, by default that of the size; ResNet: channels of the first stage, by default 64."""
     depth: int | None = None
-    """ViT: transformer blocks. Unset: the size's own."""
+    """ViT: number of transformer blocks, by default that of the size."""
     heads: int | None = None
-    """ViT: attention heads. Unset: the size's own."""
+    """ViT: number of attention heads, by default that of the size."""
     patch: int | None = None
-    """ViT: side of a patch; must divide the image's. Unset: a quarter of the side up to 64 pixels, else 16."""
+    """ViT: patch side in pixels, a divisor of the image side; by default a quarter of it up to 64 pixels, else 16."""
     stem: Literal["patch", "conv", "imagenet", "cifar"] | None = None
-    """ViT: tokens by one convolution (patch; unset) or by a few small ones (conv: learns sooner on little data).
-    ResNet: 7 x 7 with stride 2 and pooling (imagenet), or 3 x 3 (cifar). Unset: cifar up to 64 pixels."""
+    """ViT: patch (one convolution; default), or conv (several small ones; learns faster on little data).
+    ResNet: imagenet (7 x 7, stride 2, pooling), or cifar (3 x 3; default up to 64 pixels)."""
     norm: Literal["batch", "group", "none"] | None = None
-    """ResNet: BatchNorm (unset), GroupNorm with weight standardisation, or none."""
+    """ResNet: batch (BatchNorm; default), group (GroupNorm with weight standardisation), or none."""
     positions: Literal["sincos", "learned"] | None = None
-    """ViT: positions, fixed sine-cosine (unset) or learned."""
+    """ViT: position embeddings, sincos (fixed; default) or learned."""
     pool: Literal["mean", "cls"] | None = None
-    """ViT: what stands for the image, the mean of its tokens (unset) or a class token."""
+    """ViT: image feature, the mean of the tokens (default) or a class token (cls)."""
     frozen_until: str | None = None
-    """Stages of the encoder up to and including this one keep their weights: neither trained nor random. ViT: stem,
-    blocks.0, ...; ResNet: stem, layer1, ...; EfficientNet: stem, blocks.0 to blocks.6; timm: the name of a module."""
+    """Last stage that keeps its weights: it and all stages before it are neither trained nor random.
+    ViT: stem, blocks.0, ...; ResNet: stem, layer1, ...; EfficientNet: stem, blocks.0, ...; timm: a module name."""
     frozen_statistics: bool | None = None
-    """The encoder's BatchNorm keeps the statistics it came with, in student and teacher. Unset: yes where --init is
-    lite0, lite1, lite2 or timm:NAME, or stages are frozen."""
+    """Keep the encoder's BatchNorm statistics; by default if --init is lite* or timm:NAME, or stages are frozen."""
     head_hidden: int = 512
     """Hidden width of projector and predictor."""
     head_output: int = 128
     """Output width of projector and predictor."""
     projector_layers: int = 2
-    """Linear layers of the projector."""
+    """Number of linear layers in the projector."""
     predictor_layers: int = 2
-    """Linear layers of the predictor."""
+    """Number of linear layers in the predictor."""
     head_norm: Literal["batch", "layer", "none"] = "batch"
-    """Normalisation inside the heads."""
+    """Normalisation in the heads."""
 
 
 @dataclass(frozen=True)
 class Posterior:
-    """The Gaussian over the student's weights, its prior and the weight of the KL."""
+    """The Gaussian posterior over the student's weights, its prior, and the weight of the KL."""
 
     where: Literal["all", "no_conv", "linear", "none"] | None = None
-    """Which parameters are random. Unset: all for byov and supervised-bbb, none for byol and supervised."""
+    """Parameters that are random; by default all for byov and supervised-bbb, none for byol and supervised."""
     init_log_variance: float = -10.0
-    """Initial log-variance of every weight."""
+    """Initial log-variance of every random weight."""
     scale: Literal["exp", "softplus"] = "exp"
-    """What the optimizer moves: the log-variance, sigma = exp(./2); or Blundell's rho, sigma = softplus(rho)."""
+    """Parameter that the optimizer updates: the log-variance (exp), or Blundell's rho with sigma = softplus(rho)."""
     prior: Literal["standard", "teacher_mean", "teacher_moments", "pretrained"] = "standard"
-    """N(0, I); N(teacher, I); N(teacher, running variance); N(weights of --init, prior_std^2), with N(0, I) for the
-    heads."""
+    """Prior: N(0, I); N(teacher, I); N(teacher, running variance); or N(weights of --init, prior_std^2).
+    The last is for the encoder's weights; the heads then have N(0, I)."""
     prior_std: float = 0.1
     """Standard deviation of the prior `pretrained` for the encoder's weights."""
     variance_floor: float | None = None
-    """Least variance of the prior `teacher_moments`. Unset: the initial posterior variance."""
+    """Smallest variance of the prior `teacher_moments`, by default the initial posterior variance."""
     beta_start: float = 0.0
-    """Weight of the KL at the start; one cosine half-cycle leads to beta_end."""
+    """Weight of the KL at the start, annealed to beta_end along half a cosine."""
     beta_end: float = 1.0
     """Weight of the KL at the end."""
     temperature: float = 0.01
-    """Multiplies the KL: a cold posterior below 1. At 1, small data sets learn little (docs/gotchas.md)."""
+    """Factor on the KL; below 1 is a cold posterior (at 1, small datasets learn little: docs/gotchas.md)."""
     overlap: float = 0.6
-    """posthoc: noise is widened until two draws have this part of an image's nearest reference images in common
-    (Jaccard: common ones over all)."""
+    """posthoc: fraction of an image's nearest reference images that two draws share (Jaccard index); sets sigma."""
     scales: Literal["std", "rms", "tensors"] = "std"
-    """posthoc: sigma is the same multiple of each tensor's standard deviation, of its root mean square, or of the noise
-    it can bear alone."""
+    """posthoc: sigma relative to each tensor's standard deviation, its root mean square, or the noise it tolerates."""
     draw: Literal["step", "view", "flipout"] = "step"
-    """One draw a step; one for each view; or one a step with signs of its own for each image (small batches)."""
+    """Weight draws: one per step, one per view, or one per step with per-image signs (flipout; small batches)."""
     shared_noise: bool = False
-    """Over several processes: the same draw on all (then they equal one process) instead of one draw each."""
+    """Use the same draw in all processes, so that several equal one, instead of one draw per process."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What the self-supervised methods minimise, beside the KL."""
+    """The loss of the self-supervised methods, apart from the KL."""
 
     name: Literal["byol", "byol_negatives"] = "byol"
-    """BYOL's cosines; or those and, much as in SimCLR, a push away from the (micro-)batch's other images."""
+    """Loss: BYOL's cosine, or the same with a SimCLR-like repulsion from the other images of the (micro-)batch."""
     negatives_weight: float = 1.0
-    """Of that push: 0 is BYOL, 1 makes the loss InfoNCE, without the positive in its denominator."""
+    """Weight of the repulsion: 0 is BYOL, 1 is InfoNCE without the positive in its denominator."""
     negatives_temperature: float = 0.1
-    """Of the soft maximum over the other images: the lower, the more the nearest count."""
+    """Temperature of the repulsion's soft maximum; the lower, the more the nearest images count."""
 
 
 @dataclass(frozen=True)
 class Optim:
-    """Length, batches, and AdamW or LARS."""
+    """Training length, batch size and optimizer."""
 
     epochs: int = 20
-    """Passes over the training images."""
+    """Number of passes over the training images."""
     batch_size: int = 128
-    """Images a step, over all processes and accumulated micro-batches together."""
+    """Images per step, over all processes and micro-batches."""
     accumulate: int = 1
-    """Micro-batches a step: less memory, same gradient (batch statistics apart)."""
+    """Micro-batches per step; more need less memory for the same gradient, except for batch statistics."""
     optimizer: Literal["adamw", "lars"] = "adamw"
-    """Of the means; log-variances always have AdamW."""
+    """Optimizer of the means; log-variances always use AdamW."""
     lr: float = 1e-3
-    """Peak learning rate of the means, for this batch size. LARS: BYOL's are 0.2 to 0.45 for each 256 images."""
+    """Peak learning rate of the means for this batch size (with LARS, BYOL uses 0.2 to 0.45 per 256 images)."""
     encoder_lr: float = 1.0
-    """Learning rate of the encoder's weights relative to `lr`, which the heads have: below 1 to adapt a pretrained
-    encoder gently. Log-variances are not affected."""
+    """Learning rate of the encoder relative to that of the heads; below 1 to adapt a pretrained encoder gently."""
     log_variance_lr: float | None = None
-    """Peak learning rate of the log-variances: Adam moves them by about this much a step. Unset: 8 / steps, with
-    softplus 4 / steps, so that sigma ends where it would after any number of them."""
+    """Peak learning rate of the log-variances, by default 8 / steps (softplus: 4 / steps).
+    The default makes the final sigma independent of the length of the run."""
     weight_decay: float | None = None
-    """On weight matrices only; decoupled with AdamW. Unset: 0 where weights are random (the KL does that work), else
-    0.05, with LARS 1e-6."""
+    """Weight decay of weight matrices, by default 0 for random weights (the KL replaces it), else 0.05 (LARS: 1e-6)."""
     warmup: float = 0.1
-    """Part of the run in which the learning rates rise from 0; a cosine to 0 follows."""
+    """Fraction of the run in which the learning rates rise from 0, before they fall to 0 along a cosine."""
     clip: float | None = 1.0
-    """Largest norm of the gradient of the means; None: no clipping."""
+    """Largest gradient norm of the means; None: no clipping."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW's decay rates."""
     momentum: float = 0.9
     """LARS's momentum."""
     trust: float = 1e-3
-    """LARS's eta: the step of a weight matrix is this part of its norm, times the learning rate."""
+    """LARS's trust coefficient: the step of a weight matrix relative to its norm, times the learning rate."""
     shard: bool = False
-    """Over several processes: each keeps only its part of AdamW's state, at the price of an all-gather a step."""
+    """Split AdamW's state over the processes, at the cost of one all-gather per step."""
     tau: float = 0.99
-    """Teacher's decay at the start; a cosine leads to 1."""
+    """Decay of the teacher at the start; it rises to 1 along a cosine."""
 
 
 @dataclass(frozen=True)
 class View:
-    """Random parameters of one view (BYOL's augmentation, in its order)."""
+    """Augmentation of one view, in BYOL's order."""
 
     crop_area: tuple[float, float] = (0.2, 1.0)
-    """Range of the crop's area, as a part of the image."""
+    """Range of the crop's area, as a fraction of the image."""
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Range of the crop's width over height."""
+    """Range of the crop's aspect ratio, width over height."""
     flip: float | None = None
-    """Chance of a horizontal flip. Unset: 0.5, but 0 for digits and characters."""
+    """Probability of a horizontal flip, by default 0.5, but 0 for digits and characters."""
     jitter: float = 0.8
-    """Chance of colour jitter (brightness, contrast, saturation, hue, in a random order)."""
+    """Probability of colour jitter (brightness, contrast, saturation and hue, in random order)."""
     brightness: float = 0.4
-    """Factor from 1 - this to 1 + this."""
+    """Range of the brightness factor: 1 - this to 1 + this."""
     contrast: float = 0.4
-    """Factor from 1 - this to 1 + this."""
+    """Range of the contrast factor: 1 - this to 1 + this."""
     saturation: float = 0.2
-    """Factor from 1 - this to 1 + this; nothing on grey images."""
+    """Range of the saturation factor: 1 - this to 1 + this; no effect on grey images."""
     hue: float = 0.1
-    """Shift by up to this part of the circle; nothing on grey images."""
+    """Largest hue shift, as a fraction of the colour circle; no effect on grey images."""
     grey: float = 0.2
-    """Chance of losing the colour."""
+    """Probability of conversion to grey."""
     blur: float | None = None
-    """Chance of Gaussian blur. Unset: BYOL's 1.0 and 0.1 from 64 pixels on, 0 below."""
+    """Probability of Gaussian blur, by default BYOL's 1.0 (first view) and 0.1 (second), but 0 below 64 pixels."""
     blur_sigma: tuple[float, float] = (0.1, 2.0)
     """Range of the blur's standard deviation in pixels."""
     solarise: float = 0.0
-    """Chance of inverting all pixels above one half."""
+    """Probability of solarisation (inverting all pixels above one half)."""
 
 
 @dataclass(frozen=True)
@@ -189,55 +184,55 @@ class Views:
     """The two views of an image."""
 
     first: View = field(default_factory=View)
-    """View 1."""
+    """First view."""
     second: View = field(default_factory=lambda: View(solarise=0.2))
-    """View 2."""
+    """Second view."""
     cached: int = 0
-    """Views per image, half of each kind, whose activations after the frozen stages (model.frozen_until) are computed
-    once and read in every epoch. 0: fresh views in every epoch. An even number."""
+    """Cached views per image, an even number; 0: new views in every epoch.
+    Their activations after the frozen stages (model.frozen_until) are computed once and reused in every epoch."""
 
 
 @dataclass(frozen=True)
 class Monitor:
-    """What is watched while training."""
+    """Logging, online checks and checkpoints."""
 
     log_every: int = 10
     """Steps between two lines of metrics.jsonl."""
     knn_every: int = 5
-    """Epochs between two online kNN checks, where there are labels; 0: never."""
+    """Epochs between two online kNN checks, if there are labels; 0: never."""
     tensorboard: bool = True
     """Also write TensorBoard events."""
     checkpoint_seconds: float = 30.0
-    """Seconds between two checkpoints (one is always written at the end)."""
+    """Seconds between two checkpoints; one is always written at the end."""
     checkpoint_steps: int | None = None
     """Steps between two checkpoints, instead of seconds."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that makes a run what it is."""
+    """All settings of a run."""
 
     data: str = "digits"
-    """NAME or KIND:PATH of the images (`byov data list`)."""
+    """Training images: NAME or KIND:PATH (see `byov data list`)."""
     method: Method = "byov"
-    """What to train. posthoc trains nothing: it puts noise around the weights of --init. auto: posthoc from pretrained
-    weights, else byov."""
+    """Training method. posthoc trains nothing: it adds noise to the weights of --init.
+    auto is posthoc for pretrained weights, else byov."""
     image_size: int | None = None
-    """Side in pixels that the network sees. Unset: the images' own; 64 for a folder."""
+    """Side in pixels that the network sees, by default that of the images, or 64 for a folder."""
     images: int | None = None
-    """Train on a fixed random subset of this many images (the same for every seed). Unset: all but `calibration`."""
+    """Size of a fixed random subset to train on, the same for every seed; by default all but `calibration`."""
     calibration: int | None = None
-    """Images set aside: not trained on, but to say how usual a score is. Unset: a twentieth, at most 1000."""
+    """Images held out to calibrate scores, by default a twentieth of all, at most 1000."""
     init: str | None = None
-    """Start from the weights of lite0, lite1 or lite2 (EfficientNet-Lite, trained on ImageNet), of timm:NAME, of a run
-    folder, or of a file (.safetensors, .pt, .pth). The first two also set the backbone. none: random weights. Unset:
-    the recipe's; for a folder without a recipe lite0, if it is installed."""
+    """Initial weights: lite0, lite1, lite2, timm:NAME, a run folder, a .safetensors, .pt or .pth file, or none.
+    lite* (EfficientNet-Lite, ImageNet) and timm:NAME are pretrained and set the backbone; none is random.
+    By default the recipe's; for a folder without a recipe, lite0 if it is installed."""
     seed: int = 0
-    """Seed of everything random."""
+    """Seed of all random numbers."""
     threads: int | None = None
-    """CPU threads. Unset: one a core."""
+    """Number of CPU threads, by default one per core."""
     device: str = "auto"
-    """auto, cpu or cuda."""
+    """Device: auto, cpu or cuda."""
     precision: Literal["32-true", "bf16-mixed", "64-true"] = "32-true"
     """Arithmetic of the network; the KL and the posterior stay in float32 (float64 with 64-true)."""
     model: Model = field(default_factory=Model)
@@ -248,16 +243,16 @@ class Config:
     monitor: Monitor = field(default_factory=Monitor)
 
 
-# What may differ between a run and its resumption: it changes the speed or the log, not what is learned.
+# Settings that may change on resume: they affect speed or logs, not what is learned.
 NOT_IDENTITY = ("threads", "device", "monitor")
 
-SOURCE_KINDS = ("npz", "folder")  # of sources with a path, `KIND:PATH` (data/sources.py reads them)
+SOURCE_KINDS = ("npz", "folder")  # sources with a path, `KIND:PATH` (read by data/sources.py)
 
 T = TypeVar("T")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A config as plain nested dictionaries and lists, ready for YAML or JSON."""
+    """Convert a config to nested dictionaries and lists, ready for YAML or JSON."""
     plain = dataclasses.asdict(config)
 
     def lists(value: Any) -> Any:
@@ -269,7 +264,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{'a': {'b': 1}} as {'a.b': 1}."""
+    """Flatten {'a': {'b': 1}} to {'a.b': 1}."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
@@ -280,12 +275,12 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def keys_of(kind: type) -> list[str]:
-    """All dotted keys of a config class."""
+    """List the dotted keys of a config class."""
     return list(flatten(to_dict(kind())))
 
 
 def _accepts(hint: Any, value: Any) -> tuple[bool, Any]:
-    """Whether a YAML value fits a type hint, and the value as that type."""
+    """Return whether a YAML value fits a type hint, and the value as that type."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         for option in arguments:
@@ -302,7 +297,7 @@ def _accepts(hint: Any, value: Any) -> tuple[bool, Any]:
         return all(fits for fits, _ in parts), tuple(item for _, item in parts)
     if hint is type(None):
         return value is None, value
-    if hint is float and isinstance(value, str):  # YAML reads 1e-3 as a string: it wants 1.0e-3
+    if hint is float and isinstance(value, str):  # YAML 1.1 reads 1e-3 as a string; a float is 1.0e-3
         try:
             return True, float(value)
         except ValueError:
@@ -315,7 +310,7 @@ def _accepts(hint: Any, value: Any) -> tuple[bool, Any]:
 
 
 def merge(base: T, changes: Mapping[str, Any], where: str, prefix: str = "") -> T:
-    """`base` with `changes` (nested, as in a recipe) put in; an unknown key or a wrong type is bad input."""
+    """Apply nested `changes`, as in a recipe, to `base`; refuse unknown keys and wrong types."""
     hints = typing.get_type_hints(type(base))
     names = {f.name for f in dataclasses.fields(base)}  # type: ignore[arg-type]
     updates: dict[str, Any] = {}
@@ -338,7 +333,7 @@ def merge(base: T, changes: Mapping[str, Any], where: str, prefix: str = "") -> 
 
 
 def near_keys(key: str, known: Sequence[str]) -> list[str]:
-    """Up to three known keys that a wrong one may have meant: the same key of another section, or spelt alike."""
+    """Suggest up to three known keys for an unknown one: the same key in another section, or a similar spelling."""
     same = [k for k in known if k.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
     alike = difflib.get_close_matches
     return (same or alike(key, known, cutoff=0.85) or alike(key, known, cutoff=0.6))[:3]
@@ -351,7 +346,7 @@ def _unknown(key: str, where: str) -> str:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file that holds a mapping."""
+    """Read a YAML file that holds a mapping."""
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -359,7 +354,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         line = getattr(getattr(error, "problem_mark", None), "line", None)
         at = f" (line {line + 1})" if line is not None else ""
-        raise BadInput(f"{path} is not valid YAML{at}; mend it or use another recipe.") from error
+        raise BadInput(f"{path} is not valid YAML{at}; fix it or use another recipe.") from error
     if not isinstance(tree, dict):
         raise BadInput(f"{path} holds no settings; a recipe is a YAML mapping such as `optim: {{epochs: 20}}`.")
     return tree
@@ -370,18 +365,18 @@ def to_yaml(config: Any) -> str:
 
 
 def read_config(path: Path) -> Config:
-    """A saved, resolved config."""
+    """Read a saved, resolved config."""
     return merge(Config(), read_yaml(path), str(path))
 
 
 def recipe_folder() -> Path:
-    """Where the recipes are: inside an installed package, or at the root of a checkout."""
+    """Locate the recipes: inside an installed package, or at the root of a checkout."""
     here = Path(__file__).resolve().parent
     return here / "recipes" if (here / "recipes").is_dir() else here.parents[1] / "recipes"
 
 
 def find_recipe(name: str) -> Path:
-    """The file of a recipe given by path or by name."""
+    """Find the file of a recipe, given by path or by name."""
     for path in (Path(name), recipe_folder() / f"{name}.yaml"):
         if path.is_file():
             return path
@@ -393,7 +388,7 @@ def find_recipe(name: str) -> Path:
 
 
 def read_recipe(name: str, method: str | None = None) -> Config:
-    """A recipe's config. Its key `methods` holds what differs for a method (a fair BYOL wants weight decay, say)."""
+    """Read a recipe; its key `methods` holds per-method changes, such as the weight decay that a fair BYOL needs."""
     path = find_recipe(name)
     tree = read_yaml(path)
     per_method = tree.pop("methods", None) or {}
@@ -411,11 +406,11 @@ def read_recipe(name: str, method: str | None = None) -> Config:
 
 
 def absolute_source(spec: str) -> str:
-    """A source whose path, if it has one, is absolute: a run is also used from other folders than it was trained in."""
+    """Make the path of a source absolute: a run may be used from another folder than it was trained in."""
     kind, colon, path = spec.partition(":")
     if not (colon and path and kind in SOURCE_KINDS):
         return spec
-    return f"{kind}:{os.path.abspath(Path(path).expanduser())}"  # noqa: PTH100 (unlike resolve, it follows no links)
+    return f"{kind}:{os.path.abspath(Path(path).expanduser())}"  # noqa: PTH100 (unlike resolve, this follows no links)
 
 
 def same_source(a: str, b: str) -> bool:
@@ -423,6 +418,6 @@ def same_source(a: str, b: str) -> bool:
 
 
 def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
-    """What differs between two configs, key by key, apart from what is no part of a run's identity."""
+    """Compare two configs key by key, ignoring settings that may change on resume."""
     a, b = flatten(to_dict(old)), flatten(to_dict(new))
     return {k: (a.get(k), b.get(k)) for k in {**a, **b} if a.get(k) != b.get(k) and k.split(".")[0] not in NOT_IDENTITY}
