@@ -23,7 +23,7 @@ from byov.pruning.criteria import Pruning
 from byov.pruning.prune import encoder_masks, encoder_of, prune
 from byov.pruning.structured import compact
 from byov.report.page import write_report
-from byov.report.plots.pruning_curve import draw_pruning
+from byov.report.plots.run_figures import draw_pruning
 from byov.runs import checkpoints
 from byov.training.loop import Interrupted, subset
 from byov.training.prepare import prepare

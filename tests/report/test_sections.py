@@ -16,11 +16,17 @@ from byov.report.elements import Cell, Column
 from byov.report.plots import svg_charts
 from byov.report.plots.svg_charts import CellMap, Line
 from byov.report.run_data import load_run, load_runs
-from byov.report.sections import pruned, shift_heatmaps, uncertainty
-from byov.report.sections.examples import EACH, example_section
-from byov.report.sections.reliability import reliability_section
+from byov.report.sections.evaluation import (
+    EACH,
+    example_section,
+    outside_section,
+    reliability_section,
+    selective_section,
+    shift_section,
+    summary_rows,
+)
+from byov.report.sections.pruning import pruning_section
 from byov.report.sections.settings import different_settings
-from byov.report.sections.summary import summary_rows
 
 
 @pytest.fixture
@@ -46,7 +52,7 @@ def test_the_best_of_a_column_is_marked_to_the_digits_shown() -> None:
 
 def test_shifts_by_severity_and_less_those_of_the_baseline(tmp_path: Path, drawn: dict[str, list[CellMap]]) -> None:
     runs = load_runs([full_run(tmp_path / "byov"), full_run(tmp_path / "byol", "byol", ece=0.1, top1=0.93)])
-    section = shift_heatmaps.shift_section(runs)
+    section = shift_section(runs)
     assert [picture.title for picture in section.pictures] == ["byov", "byol"] and section.notes == []
     ece, top1, ece_difference, top1_difference = drawn["shifts-byov"]
     severities = np.tile(np.arange(6), (2, 1))
@@ -65,7 +71,7 @@ def test_a_baseline_of_the_evaluation_goes_first(tmp_path: Path, drawn: dict[str
     settings = {"data": "digits", "baseline": {"run": "somewhere/theirs"}}
     change_results(run, {"baseline.ece": -0.5, "baseline.shifts.blur.2.ece": -0.25, "settings": settings})
     runs = [load_run(run), load_run(full_run(tmp_path / "byol", "byol"))]
-    assert "less those of theirs" in shift_heatmaps.shift_section(runs).pictures[0].note
+    assert "less those of theirs" in shift_section(runs).pictures[0].note
     difference = drawn["shifts-byov"][2].values
     assert difference[1, 2] == -0.25 and (difference[:, 0] == -0.5).all()
     assert np.isnan(difference).sum() == 9, "the others are not known"
@@ -86,7 +92,7 @@ def test_cells_say_the_numbers_and_colours_which_way_is_better() -> None:
 def test_pruning_curves_and_what_it_saves(tmp_path: Path, drawn: dict[str, list[Line]]) -> None:
     run = load_run(full_run(tmp_path / "run"))
     run.pruning["rounds"] = [{"sparsity": 0.9, "top1": 0.88}]
-    section = pruned.pruning_section([load_run(full_run(tmp_path / "other")), run])
+    section = pruning_section([load_run(full_run(tmp_path / "other")), run])
     assert [picture.title for picture in section.pictures] == ["Top-1 when pruned", "ECE when pruned"]  # no cosine
     lines = [line for line in drawn["Top-1 when pruned"] if line.slot == 1]
     assert lines == [
@@ -105,7 +111,7 @@ def test_risk_and_coverage(tmp_path: Path, drawn: dict[str, list[Line]]) -> None
     run = load_run(full_run(tmp_path / "run"))
     assert run.default_score == "label_free_combined"
     images = len(run.images["means.top1"])
-    section = uncertainty.selective_section([run])
+    section = selective_section([run])
     assert len(section.pictures) == 1
     strong, thin = drawn["risk"]
     assert (strong.thin, thin.thin) == (False, True)
@@ -117,10 +123,10 @@ def test_risk_and_coverage(tmp_path: Path, drawn: dict[str, list[Line]]) -> None
 
 def test_tables_of_scores(tmp_path: Path, drawn: object) -> None:
     run = load_run(full_run(tmp_path / "run"))
-    table = uncertainty.selective_section([run]).tables[0]
+    table = selective_section([run]).tables[0]
     assert [row.name for row in table.rows] == ["max softmax", "label free knn cosine", "label free combined"]
     assert table.rows[0].cells == [Cell("0.900", True), Cell("0.010", True), Cell("–"), Cell("–")]
-    outside = uncertainty.outside_section([run]).tables[0]
+    outside = outside_section([run]).tables[0]
     assert outside.columns == ["mnist", "folder-x"]
     assert outside.rows[2].cells == [Cell("0.800", True), Cell("0.600")]
 

@@ -345,7 +345,7 @@ def _supervised(run: Any, options: Evaluate) -> list[Any]:
 def _agreement(run: Any, options: Evaluate) -> str:
     """Figure 1b of the paper, as a picture and as a table."""
     from byov.evaluation.agreement import alignment_path
-    from byov.report.plots.agreement_scatter import draw_alignment
+    from byov.report.plots.run_figures import draw_alignment
 
     path: Path = alignment_path(run, options.data or run.config.data)
     found = json.loads(path.read_text(encoding="utf-8"))
@@ -446,7 +446,7 @@ def _prune(arguments: list[str]) -> int:
     from byov.inference.load import load
     from byov.pruning.criteria import Pruning
     from byov.pruning.prune import prune
-    from byov.report.plots.pruning_curve import draw_pruning
+    from byov.report.plots.run_figures import draw_pruning
     from byov.training.loop import Interrupted, Trainer
     from byov.training.resolve import resolve_device
 

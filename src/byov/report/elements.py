@@ -1,11 +1,15 @@
-"""What a page is made of: sections with pictures, tables and strips of images, ready for the template."""
+"""What a page is made of: sections with pictures, tables and strips of images, and the templates they fill."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from markupsafe import Markup
+import jinja2
+from markupsafe import Markup, escape
 
 from byov.report.run_data import finite
 
@@ -106,3 +110,21 @@ class Column:
 def rows_of(names: Sequence[str], columns: Sequence[list[Cell]]) -> list[TableRow]:
     """Rows of a table that was made column by column."""
     return [TableRow(name, list(cells)) for name, cells in zip(names, zip(*columns, strict=True), strict=True)]
+
+
+def fill(template: str, **values: Any) -> str:
+    """A template's text with these values, escaped; one that the template asks for and is not given is an error."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["code_spans"] = _code_spans
+    return environment.get_template(template).render(**values)
+
+
+def _code_spans(text: str) -> Markup:
+    """A sentence with `commands` set as code."""
+    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))

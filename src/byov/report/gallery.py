@@ -20,7 +20,7 @@ from byov._core.callbacks import Progress
 from byov._core.files import write_text
 from byov.data.decode import Pixels
 from byov.data.stream import Stream
-from byov.report.templates import fill
+from byov.report.elements import fill
 from byov.scoring.near_duplicates import THRESHOLD, Group, near_duplicates
 from byov.scoring.table import Scored
 

@@ -12,19 +12,21 @@ from pathlib import Path
 
 from byov._core.errors import BadInput
 from byov._core.files import write_text
-from byov.report.elements import Section
+from byov.report.elements import Section, fill
 from byov.report.plots import svg_charts
 from byov.report.run_data import Run, load_runs
-from byov.report.sections.examples import example_section
-from byov.report.sections.pruned import pruning_section
-from byov.report.sections.reliability import reliability_section
+from byov.report.sections.evaluation import (
+    COLUMNS,
+    example_section,
+    outside_section,
+    reliability_section,
+    selective_section,
+    shift_section,
+    summary_rows,
+)
+from byov.report.sections.pruning import pruning_section
 from byov.report.sections.settings import different_settings, results_table, settings_table
-from byov.report.sections.shift_heatmaps import shift_section
-from byov.report.sections.sigma_snr import posterior_section
-from byov.report.sections.summary import COLUMNS, summary_rows
-from byov.report.sections.training_curves import monitor_section, training_section
-from byov.report.sections.uncertainty import outside_section, selective_section
-from byov.report.templates import fill
+from byov.report.sections.training import monitor_section, posterior_section, training_section
 
 __all__ = ["COLUMNS", "render", "summary_rows", "write_report"]
 

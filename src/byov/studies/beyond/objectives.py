@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from byov.config import Config
 from byov.inference.load import Run
-from byov.report.plots.seed_dots import STYLE, dots
+from byov.report.plots.seed_plots import STYLE, dots
 from byov.studies.beyond.score import OTHERS
 from byov.studies.framework.claims import Claim
 from byov.studies.framework.compare import Arms, compare, effects

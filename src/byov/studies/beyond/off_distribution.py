@@ -11,7 +11,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from byov.config import Config
-from byov.report.plots.seed_dots import STYLE, dots
+from byov.report.plots.seed_plots import STYLE, dots
 from byov.studies.beyond.score import OTHERS
 from byov.studies.framework.claims import Claim, Effect
 from byov.studies.framework.lab import Lab

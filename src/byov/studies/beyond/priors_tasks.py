@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from byov._core.errors import BadInput
 from byov.config import Config
 from byov.evaluation.ood import plain_name
-from byov.report.plots.seed_dots import STYLE, dots
+from byov.report.plots.seed_plots import STYLE, dots
 from byov.studies.framework.claims import Claim, Effect
 from byov.studies.framework.compare import Arms
 from byov.studies.framework.lab import Lab

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from byov.config import Config
-from byov.report.plots.seed_dots import COLOURS, MARKERS, STYLE
+from byov.report.plots.seed_plots import COLOURS, MARKERS, STYLE
 from byov.studies.framework.claims import Claim, Effect
 from byov.studies.framework.lab import Lab
 from byov.studies.measurements.snr_components import PARTS, SCOPES, apart_rows, apart_settings

@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from byov.config import Config
-from byov.report.plots.palette import BLUE, ORANGE, PURPLE
+from byov.report.plots.seed_plots import BLUE, ORANGE, PURPLE
 from byov.studies.framework.lab import Lab
 from byov.studies.measurements.accuracy_and_spread import working_measures
 

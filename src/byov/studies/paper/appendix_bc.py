@@ -16,7 +16,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from byov.config import Config
-from byov.report.plots.seed_dots import STYLE, dots
+from byov.report.plots.seed_plots import STYLE, dots
 from byov.runs.folder import RunFolder
 from byov.studies.framework.claims import Claim
 from byov.studies.framework.compare import MEANS, Arms, compare, effects

@@ -20,7 +20,7 @@ from byov.evaluation.agreement import align, density
 from byov.inference.load import Run
 from byov.metrics import gaussian_fit
 from byov.metrics.correlation import misfit_errors
-from byov.report.plots.agreement_scatter import CONTENTS, ellipse
+from byov.report.plots.run_figures import CONTENTS, ellipse
 from byov.studies.framework.claims import Claim, Effect
 from byov.studies.framework.lab import Lab, identity
 

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from byov.config import Config
-from byov.report.plots.palette import BLUE, ORANGE, PURPLE
+from byov.report.plots.seed_plots import BLUE, ORANGE, PURPLE
 from byov.studies.framework.claims import Claim, Effect
 from byov.studies.framework.compare import Arms, compare, effects
 from byov.studies.framework.lab import Lab

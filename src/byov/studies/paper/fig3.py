@@ -16,7 +16,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from byov.config import Config
-from byov.report.plots.layer_curves import layer_figure
+from byov.report.plots.seed_plots import layer_figure
 from byov.studies.framework.claims import Claim, Effect
 from byov.studies.framework.lab import Lab
 from byov.studies.measurements.layer_profiles import log_distance

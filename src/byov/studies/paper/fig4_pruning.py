@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from byov.config import Config
 from byov.evaluation.named_metrics import strict
 from byov.inference.load import Run
-from byov.report.plots.seed_bands import LOOKS, draw_band
+from byov.report.plots.seed_plots import LOOKS, draw_band
 from byov.studies.framework.claims import Claim, Effect
 from byov.studies.framework.lab import Lab, identity
 from byov.studies.measurements.pruning_curves import compare_pruning

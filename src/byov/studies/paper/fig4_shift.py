@@ -14,7 +14,7 @@ from byov.config import Config
 from byov.data.shifts import SEVERITIES, SHIFTS
 from byov.evaluation.shift_robustness import SEED
 from byov.inference.load import Run
-from byov.report.plots.seed_bands import LOOKS
+from byov.report.plots.seed_plots import LOOKS
 from byov.studies.framework.claims import Claim, Effect
 from byov.studies.framework.lab import Lab, identity
 from byov.studies.measurements.shift_comparison import CLEAN, IMAGES, SHARE, WORSE, compare_shifts

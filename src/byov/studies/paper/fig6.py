@@ -7,7 +7,7 @@ from statistics import mean
 from matplotlib.figure import Figure
 
 from byov.config import Config
-from byov.report.plots.layer_curves import HEADS, layer_figure
+from byov.report.plots.seed_plots import HEADS, layer_figure
 from byov.studies.framework.claims import Claim, Effect
 from byov.studies.framework.lab import Lab
 from byov.studies.measurements.layer_profiles import log_ratios

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from byov.config import Config
-from byov.report.plots.palette import BLUE, VERMILION
+from byov.report.plots.seed_plots import BLUE, VERMILION
 from byov.studies.framework.claims import Claim
 from byov.studies.framework.compare import compare
 from byov.studies.framework.lab import Lab

@@ -1,8 +1,9 @@
-"""Layers over training: a thin line for each, coloured by depth; mean above, maximum below, one column a setting."""
+"""Plots over seeds for the studies: bands, dots, and layers over training, in one palette."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import mean
 from typing import Any
 
 import matplotlib as mpl
@@ -11,7 +12,81 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from byov.report.plots.palette import PURPLE, VERMILION
+# -------------------------------------------------------------------------------------------------------------- palette
+
+
+BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+ORANGE, SKY, BLACK = "#E69F00", "#56B4E9", "#000000"
+
+
+# ---------------------------------------------------------------------------------------------------------------- bands
+
+
+# Dashes and markers tell the lines apart too
+LOOKS: tuple[dict[str, Any], ...] = (
+    {"color": BLUE, "linestyle": "-", "marker": "o"},
+    {"color": VERMILION, "linestyle": "--", "marker": "s"},
+    {"color": GREEN, "linestyle": "-.", "marker": "^"},
+    {"color": PURPLE, "linestyle": ":", "marker": "D"},
+    {"color": "#444444", "linestyle": (0, (5, 1, 1, 1, 1, 1)), "marker": "v"},
+)
+
+
+def draw_band(axes: Axes, rows: Sequence[Mapping[str, Any]], x: str, y: str, scale: float = 1.0, **look: Any) -> None:
+    """A line through the means of column y at each value of column x, and the range of the rows (the seeds) there.
+
+    Rows without a value are left out.
+    """
+    rows = [row for row in rows if row[y] is not None]
+    points = sorted({row[x] for row in rows})
+    values = [[scale * row[y] for row in rows if row[x] == point] for point in points]
+    axes.plot(points, [mean(of) for of in values], linewidth=1.4, markersize=3.5, **look)
+    axes.fill_between(points, [min(of) for of in values], [max(of) for of in values], color=look["color"], alpha=0.15)
+
+
+# ----------------------------------------------------------------------------------------------------------------- dots
+
+
+COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
+MARKERS = "osD^vP*"
+STYLE: dict[Any, Any] = {"font.size": 8, "axes.grid": True, "grid.alpha": 0.35, "axes.axisbelow": True}
+
+
+def dots(
+    axes: Axes,
+    series: Mapping[str, Mapping[str, Sequence[float]]],
+    labels: Sequence[str],
+    errors: Mapping[str, float] | None = None,
+) -> None:
+    """Draws series -> row -> a value a seed; `errors`: half a whisker for a row, where there is one series.
+
+    Rows without values are left empty.
+    """
+    for i, (name, values) in enumerate(series.items()):
+        shift = (i - (len(series) - 1) / 2) * 0.7 / len(series)
+        style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
+        places = [(row + shift, list(values.get(label, ()))) for row, label in enumerate(labels)]
+        places = [(y, found) for y, found in places if found]
+        axes.plot(
+            [v for _, found in places for v in found],
+            [y for y, found in places for _ in found],
+            linestyle="",
+            markersize=3,
+            alpha=0.4,
+            **style,
+        )
+        at = [(y, mean(found)) for y, found in places]
+        axes.plot([x for _, x in at], [y for y, _ in at], linestyle="", markersize=6, label=name, **style)
+        for label, half in (errors or {}).items():
+            x = mean(values[label])
+            y = labels.index(label) + shift
+            axes.plot([x - half, x + half], [y, y], color=style["color"], linewidth=1.2)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+
+
+# --------------------------------------------------------------------------------------------------------------- layers
+
 
 Row = Mapping[str, Any]
 Style = tuple[Any, Any]

@@ -13,7 +13,7 @@ from PIL import Image
 
 from byov.evaluation.agreement import density
 from byov.metrics import gaussian_fit
-from byov.report.plots.agreement_scatter import _panel, draw_alignment, ellipse
+from byov.report.plots.run_figures import _panel, draw_alignment, ellipse
 
 
 def results(images: int = 60, ceiling: bool = True) -> dict[str, Any]:

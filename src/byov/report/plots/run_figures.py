@@ -1,4 +1,4 @@
-"""The picture of an alignment (the paper's Figure 1b): one model's predictive std against another's, image by image."""
+"""Figures that commands write into a run folder: agreement of two models (`evaluate --align`), and pruning curves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from matplotlib.patches import Ellipse
 
 from byov._core.files import write_atomically
 
-PANELS = {  # prefix of the keys -> title, and whose scores are on the two axes
+# ------------------------------------------------------------------------------------------------------------ agreement
+
+
+AGREEMENT = {  # prefix of the keys -> title, and whose scores are on the two axes
     "": ("against supervised BBB", "run", "supervised"),
     "ceiling.": ("ceiling: two seeds of supervised BBB", "supervised", "second"),
 }
@@ -27,7 +30,7 @@ LEVELS = 6
 
 def draw_alignment(results: Mapping[str, Any], path: Path) -> Path:
     """Draws `results/alignment.json` as a PNG: points coloured by confidence, density lines, the fitted Gaussian."""
-    panels = [prefix for prefix in PANELS if f"{prefix}density" in results]
+    panels = [prefix for prefix in AGREEMENT if f"{prefix}density" in results]
     figure = Figure(figsize=(4.8 * len(panels) + 0.6, 4.9), layout="constrained")
     for axes, prefix in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         points = _panel(axes, results, prefix)
@@ -46,7 +49,7 @@ def draw_alignment(results: Mapping[str, Any], path: Path) -> Path:
 
 def _panel(axes: Axes, results: Mapping[str, Any], prefix: str) -> Any:
     """One pair of models; returns the points, whose colours need a bar."""
-    title, *pair = PANELS[prefix]
+    title, *pair = AGREEMENT[prefix]
     a, b = (results["scatter"][name] for name in pair)
     colour = (np.array(a["confidence"]) + np.array(b["confidence"])) / 2
     x, y = a["predictive_std"], b["predictive_std"]
@@ -84,3 +87,42 @@ def _numbers(results: Mapping[str, Any], prefix: str) -> str:
 def _number(value: float | None) -> str:
     """None is an undefined one: a score that follows from the confidences has nothing left to correlate."""
     return "-" if value is None else f"{value:.2f}"
+
+
+# -------------------------------------------------------------------------------------------------------------- pruning
+
+
+PRUNING_LINES = {  # key of a point -> its label and look
+    "top1": ("probe of the unpruned encoder", "C0", "-"),
+    "refitted.top1": ("probe fitted anew", "C1", "--"),
+    "ece": ("probe of the unpruned encoder", "C0", "-"),
+    "refitted.ece": ("probe fitted anew", "C1", "--"),
+    "cosine": ("", "C2", "-"),
+}
+PRUNING = {"top-1": ("top1", "refitted.top1"), "ECE": ("ece", "refitted.ece"), "cosine to unpruned": ("cosine",)}
+
+
+def draw_pruning(results: Mapping[str, Any], path: Path) -> Path:
+    """Draws `results/pruning.json` as a PNG: curves without training; a star for what was trained on."""
+    rows, settings = results["curve"], results["settings"]
+    panels = {title: keys for title, keys in PRUNING.items() if keys[0] in rows[0]}
+    figure = Figure(figsize=(3.6 * len(panels) + 0.4, 3.2), layout="constrained")
+    for axes, (title, keys) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for key in keys:
+            label, colour, dash = PRUNING_LINES[key]
+            x, y = [row["sparsity"] for row in rows], [row[key] for row in rows]
+            axes.plot(x, y, color=colour, linestyle=dash, marker="o", markersize=3, label=label)
+            for row in results["rounds"]:
+                if row["epochs"]:
+                    axes.plot(row["sparsity"], row[key], color=colour, marker="*", markersize=10)
+        axes.set(title=title, xlabel="sparsity", xlim=(-0.02, 1.02))
+        axes.grid(linewidth=0.4)
+        axes.spines[["top", "right"]].set_visible(False)
+        if len(keys) > 1:
+            axes.legend(frameon=False, fontsize=8)
+    what = "units" if settings["structured"] else "weights"
+    figure.suptitle(f"{what} pruned by {settings['by']}, {settings['scope']}, {settings['data']}", fontsize=10)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=130)
+    write_atomically(path, lambda temporary: temporary.write_bytes(picture.getvalue()))
+    return path

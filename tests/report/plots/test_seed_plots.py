@@ -1,4 +1,4 @@
-"""Lines over layers: what is in the panels, from rows made by hand."""
+"""Plots over seeds: bands, dots and layers, from rows made by hand."""
 
 from __future__ import annotations
 
@@ -8,10 +8,39 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
-from byov.report.plots.layer_curves import HEADS, layer_figure, layer_style
+from byov.report.plots.seed_plots import HEADS, LOOKS, dots, draw_band, layer_figure, layer_style
 
 LAYERS = ("encoder.stem.weight", "encoder.norm.weight", "projector.0.weight", "predictor.0.weight")
+
+
+def test_the_line_is_the_mean_and_the_band_the_range() -> None:
+    rows = [{"x": x, "y": y} for x, ys in ((2, (0.4, 0.6)), (1, (0.1, 0.3)), (3, (None,))) for y in ys]
+    axes = Figure().subplots()
+    draw_band(axes, rows, "x", "y", 100, label="ours", **LOOKS[0])
+    (line,) = axes.lines
+    assert np.allclose(line.get_xydata(), [(1, 20), (2, 50)]) and line.get_label() == "ours"
+    corners = axes.collections[0].get_paths()[0].vertices
+    assert {(x, round(y)) for x, y in corners.tolist()} == {(1, 10), (1, 30), (2, 40), (2, 60)}
+
+
+def test_seeds_means_and_whiskers() -> None:
+    axes = Figure().subplots()
+    dots(axes, {"": {"a": [1.0, 3.0], "c": [5.0]}}, ["a", "b", "c"], {"a": 0.5})
+    seeds, means, whisker = axes.get_lines()
+    assert np.array_equal(seeds.get_xydata(), [[1, 0], [3, 0], [5, 2]])
+    assert np.array_equal(means.get_xydata(), [[2, 0], [5, 2]])  # b has none
+    assert np.array_equal(whisker.get_xydata(), [[1.5, 0], [2.5, 0]])
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b", "c"]
+
+
+def test_series_stand_side_by_side() -> None:
+    axes = Figure().subplots()
+    dots(axes, {"x": {"a": [1.0]}, "y": {"a": [1.0]}}, ["a"])
+    heights = [line.get_ydata()[0] for line in axes.get_lines()]
+    assert heights == [-0.175, -0.175, 0.175, 0.175]
+    assert axes.get_legend_handles_labels()[1] == ["x", "y"]
 
 
 def rows(factors: tuple[float, ...] = (1.0, 4.0)) -> list[dict[str, Any]]:
