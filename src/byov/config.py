@@ -90,7 +90,7 @@ class Posterior:
     beta_end: float = 1.0
     """Weight of the KL at the end."""
     temperature: float = 0.01
-    """Multiplies the KL: a cold posterior below 1. At 1, small data sets learn little (docs/gotchas.md)."""
+    """Multiplies the KL: a cold posterior below 1. At 1, small data sets learn little (docs/concepts/sigma.md)."""
     overlap: float = 0.6
     """posthoc: noise is widened until two draws have this part of an image's nearest reference images in common
     (Jaccard: common ones over all)."""
