@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import byov
@@ -45,6 +46,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepare(config, run, say=lambda text: None).run()
     for name in ("cifar-byov", "photos"):
         shutil.copytree(run, folder / "runs" / name)
+    (folder / "new-photos").mkdir()
+    for i, image in enumerate(open_source("digits").load("test").images[:12, 0].numpy()):
+        Image.fromarray(image).save(folder / "new-photos" / f"{i}.png")
     table = ["--out", str(folder / "odd.parquet"), "--draws", "2", "--no-page", "--threads", "1"]
     export(byov.load(run), "timm", folder / "encoder-timm.safetensors")
     import_torchvision()  # before timm imports it in the way that fails with a CPU build of torch
