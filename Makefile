@@ -1,4 +1,4 @@
-# Everything from a fresh clone with Python 3.11+, make and a package registry. A second run reuses .venv.
+# Everything runs from a fresh clone with Python 3.11+, make and a package registry. A second call reuses .venv.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,24 +11,25 @@ BENCH_FLAGS ?=# make bench BENCH_FLAGS="--only views memory"; on a machine that 
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-# One thread a process: with one process a core, more threads only wait for each other.
+# One thread per process: with one process per core, more threads only wait for each other.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test lint bench bench-quick bench-accuracy profile picture
+.PHONY: help demo test lint docs bench bench-quick bench-accuracy profile picture
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   train BYOV and BYOL on digits, evaluate both, find planted odd images, write $(DEMO)/report.html"
-	@echo "make test   the whole test suite"
-	@echo "make lint   ruff, mypy, import-linter"
-	@echo "make bench  byov beside what one would use instead: benchmarks/results.md (under 40 minutes)"
-	@echo "make bench-quick     four of its parts with few rounds, one size each, in runs/bench-quick (3 minutes)"
-	@echo "make bench-accuracy  probe accuracy after 10 minutes of training, three seeds (1.5 hours; can be stopped and repeated)"
-	@echo "make profile  where the time of a BYOV step goes, and the least it could be (a minute)"
-	@echo "make picture  docs/report.png, a screenshot of the demo's page (needs chromium)"
+	@echo "make test   run the whole test suite"
+	@echo "make lint   run ruff, mypy and import-linter"
+	@echo "make docs   build the documentation site in site/; warnings are errors"
+	@echo "make bench  compare byov with other libraries: benchmarks/results.md (under 40 minutes)"
+	@echo "make bench-quick     four parts of it with few rounds, in runs/bench-quick (3 minutes)"
+	@echo "make bench-accuracy  probe accuracy after 10 minutes of training, three seeds (1.5 hours; resumes if repeated)"
+	@echo "make profile  show where the time of a BYOV step goes, and its lower bound (a minute)"
+	@echo "make picture  take a screenshot of the demo's page: docs/report.png (needs chromium)"
 
 demo: $(VENV)/.stamp-demo
-	@if [ -e $(DEMO) ]; then echo "removing $(DEMO), the demo of an earlier time"; rm -rf $(DEMO)/byov $(DEMO)/byol $(DEMO)/folder $(DEMO)/odd.* $(DEMO)/report.html; fi
+	@if [ -e $(DEMO) ]; then echo "removing an earlier demo in $(DEMO)"; rm -rf $(DEMO)/byov $(DEMO)/byol $(DEMO)/folder $(DEMO)/odd.* $(DEMO)/report.html; fi
 	$(BIN)/byov train digits --method byov --out $(DEMO)/byov $(DEMO_FLAGS)
 	$(BIN)/byov train digits --method byol --out $(DEMO)/byol $(DEMO_FLAGS)
 	$(BIN)/byov evaluate $(DEMO)/byov
@@ -38,7 +39,7 @@ demo: $(VENV)/.stamp-demo
 	$(BIN)/byov report $(DEMO)/byov $(DEMO)/byol --out $(DEMO)/report.html
 	@$(BIN)/python benchmarks/planted.py table --brief --scores $(DEMO)/odd.parquet --truth $(DEMO)/folder/truth.csv --column oddness
 	@$(BIN)/python benchmarks/planted.py table --brief --scores $(DEMO)/odd.parquet --truth $(DEMO)/folder/truth.csv --column uncertainty
-	@echo "odd images: $(DEMO)/odd.html, all measures: $(DEMO)/report.html"
+	@echo "odd images: $(DEMO)/odd.html, all metrics: $(DEMO)/report.html"
 
 test: $(VENV)/.stamp-test
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) -rs
@@ -48,6 +49,11 @@ lint: $(VENV)/.stamp-test
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# mkdocs.yml sets strict: a broken link, a missing page or an unknown name fails the build.
+docs: $(VENV)/.stamp-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "documentation: site/index.html"
 
 bench: $(BENCH_VENV)/.stamp
 	$(BENCH_VENV)/bin/python -W ignore benchmarks/run.py $(BENCH_FLAGS)
@@ -74,21 +80,25 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("byov needs Python 3.11 or newer: make PYTHON=/path/to/python" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
-# torch first and alone: whatever build of it is found (or was put there by hand), nothing below asks for another.
+# torch first and alone: whatever build is found (or was installed by hand), nothing below asks for another.
 $(VENV)/.stamp-demo: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing what byov needs into $(VENV) (torch is large: a few minutes the first time)"
+	@echo "installing byov and its dependencies into $(VENV) (torch is large: a few minutes the first time)"
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
 	$(PIP) --editable ".[pretrained]"
 	@touch $@
 
-# torchvision without its dependencies: all are there, and its wheel's idea of a torch may be a CUDA one.
-# timm, which [test] brings, then finds both and asks for no other.
+# torchvision without its dependencies: all are installed, and its wheel may ask for a CUDA build of torch.
+# timm, which [test] installs, then finds both and asks for no other.
 $(VENV)/.stamp-test: $(VENV)/.stamp-demo
 	$(PIP) --no-deps "$$(grep '^torchvision==' constraints.txt)"
 	$(PIP) --editable ".[test,lint]"
 	@touch $@
 
-# The peers have an environment of their own, so that none of them decides what byov is tested with.
+$(VENV)/.stamp-docs: $(VENV)/.stamp-demo
+	$(PIP) --editable ".[docs]"
+	@touch $@
+
+# The peers have a separate environment, so that none of them decides what byov is tested with.
 BENCH_PIP := $(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 $(BENCH_VENV)/.stamp: pyproject.toml constraints.txt benchmarks/constraints.txt
 	@echo "installing byov and its peers into $(BENCH_VENV) (a few minutes the first time)"

@@ -1,8 +1,8 @@
-"""`make bench`: measures every part, then writes results.json and results.md.
+"""Measure every part, then write results.json and results.md: `make bench`.
 
     python benchmarks/run.py [--quick] [--only views memory] [--out FOLDER] [--render] [--threads N] [--busy]
 
-Each part's numbers are kept in results.json as soon as they are there; `--only` replaces those of some parts, and
+Each part's numbers are saved to results.json as soon as they are measured. `--only` replaces those of some parts;
 `--render` only writes the table again.
 """
 
@@ -37,7 +37,7 @@ PARTS = (
     "scoring",
     "predictive",
 )
-QUICK = ("bayesian_step", "byol_step", "views", "startup")  # a glance: the other parts only with --only
+QUICK = ("bayesian_step", "byol_step", "views", "startup")  # a first look: the other parts only with --only
 BUSY = {"OMP_WAIT_POLICY": "passive"}
 SHOWN = (
     "torch",
@@ -64,7 +64,7 @@ def main() -> None:
 
     path = options.out / "results.json"
     if options.render and not path.is_file():
-        print(f"{path} is not there: measure first, without --render.", file=sys.stderr)
+        print(f"{path} does not exist: measure first, without --render.", file=sys.stderr)
         sys.exit(2)
     options.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"parts": {}}
@@ -91,7 +91,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of results.json and results.md")
     parser.add_argument("--render", action="store_true", help="measure nothing, write the table again")
-    parser.add_argument("--threads", type=int, help="of every variant (default: one a core)")
+    parser.add_argument("--threads", type=int, help="of every variant (default: one per core)")
     parser.add_argument(
         "--busy",
         action="store_true",
@@ -102,7 +102,7 @@ def _options() -> argparse.Namespace:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were made on."""
+    """Describe the machine."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -116,7 +116,7 @@ def machine() -> dict[str, Any]:
 
 
 def _version(package: str) -> str | None:
-    """None where it is not installed: one part alone does not need all peers."""
+    """None if it is not installed: one part alone does not need all peers."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -191,12 +191,21 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def tables(keys: int, after: int, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Two tables of at most six columns, cut before column `after`; both begin with the first `keys` columns."""
+
+    def second(row: Sequence[str]) -> list[str]:
+        return [*row[:keys], *row[after:]]
+
+    return f"{table(titles[:after], [row[:after] for row in rows])}\n\n{table(second(titles), list(map(second, rows)))}"
+
+
 def render(counted: Counted, config: Config) -> str:
     """All tables, in Markdown."""
     batch, epochs = config.optim.batch_size, config.optim.epochs
     parts = [
         ("Counted on the real student", _counted_table(counted, config)),
-        (f"Memory of a GPU, batch {batch:,}, GiB", _memory_table(counted, batch)),
+        (f"Memory per GPU, batch {batch:,}, GiB", _memory_table(counted, batch)),
         (f"Time, {epochs} epochs, batch {batch:,}", _time_table(counted, batch, epochs)),
         ("Exchange and storage, GB (10^9 bytes)", _exchange_table(counted)),
     ]
@@ -208,15 +217,15 @@ def _counted_table(counted: Counted, config: Config) -> str:
     disk = IMAGENET * 3 * storage_side(config.image_size) ** 2
     rows = [(f"weights of the {name}", f"{number / 1e6:.1f} M") for name, number in counted.parameters.items()]
     rows += [
-        ("all of the student's weights", f"{counted.weights / 1e6:.1f} M, {counted.weights / IMAGENET:.0f} an image"),
+        ("all of the student's weights", f"{counted.weights / 1e6:.1f} M, {counted.weights / IMAGENET:.0f} per image"),
         ("forward, one view", f"{counted.forward_flops / 1e9:.1f} GFLOP"),
         ("backward, one view", f"{counted.backward_flops / 1e9:.1f} GFLOP"),
         ("teacher's forward, one view", f"{counted.teacher_flops / 1e9:.1f} GFLOP"),
-        ("a training step, an image", f"{counted.image_flops / 1e9:.0f} GFLOP"),
-        ("an epoch", f"{counted.image_flops * IMAGENET:.2e} FLOP"),
-        ("kept for the backward pass, one view", f"{counted.saved_bytes / 2**20:.1f} MiB"),
+        ("a training step, per image", f"{counted.image_flops / 1e9:.0f} GFLOP"),
+        ("one epoch", f"{counted.image_flops * IMAGENET:.2e} FLOP"),
+        ("saved for the backward pass, one view", f"{counted.saved_bytes / 2**20:.1f} MiB"),
         ("weights in bf16", f"{counted.copied_bytes / 2**20:.0f} MiB"),
-        ("ImageNet decoded, as `byov` keeps it on disk", f"{disk / 1e9:.0f} GB"),
+        ("ImageNet decoded, as `byov` caches it on disk", f"{disk / 1e9:.0f} GB"),
     ]
     return table(("what", "count"), rows)
 
@@ -231,7 +240,7 @@ def _memory_table(counted: Counted, batch: int) -> str:
             numbers = (whole, sharded, once, fourth, copy, whole + once, sharded + fourth)
             rows.append((method, str(gpus), *(f"{number:.1f}" for number in numbers)))
     titles = ("method", "GPUs", "state", "state, `--optim.shard`", "activations", "in 4 micro-batches")
-    return table((*titles, "copy for the all-reduce", "in all", "in all, sharded, in 4"), rows)
+    return tables(2, 6, (*titles, "copy for the all-reduce", "total", "total, sharded, in 4"), rows)
 
 
 def _time_table(counted: Counted, batch: int, epochs: int) -> str:
@@ -245,8 +254,8 @@ def _time_table(counted: Counted, batch: int, epochs: int) -> str:
                 step = arithmetic + exchange + posterior
                 times = (f"{seconds * 1000:,.0f}" for seconds in (arithmetic, posterior, exchange, step))
                 rows.append((name, str(gpus), method, *times, f"{batch / step:,.0f}", f"{steps * step / 3600:,.1f}"))
-    titles = ("GPU", "GPUs", "method", "arithmetic, ms a step", "posterior, ms", "exchange, ms", "step, ms")
-    return table((*titles, "images/s", "hours"), rows)
+    titles = ("GPU", "GPUs", "method", "arithmetic, ms per step", "posterior, ms", "exchange, ms", "step, ms")
+    return tables(3, 6, (*titles, "images/s", "hours"), rows)
 
 
 def _exchange_table(counted: Counted) -> str:
@@ -255,10 +264,10 @@ def _exchange_table(counted: Counted) -> str:
         weights = counted.weights * FLOAT / 1e9
         reduced, moments = exchanged_floats(method) * weights, state_floats(method)["AdamW's moments"] * weights
         numbers = [reduced, *(ring_bytes(reduced, gpus) for gpus in GPUS)]
-        numbers += [moments, *(moments / gpus for gpus in GPUS), checkpoint_floats(method) * weights]
+        numbers += [checkpoint_floats(method) * weights, moments, *(moments / gpus for gpus in GPUS)]
         rows.append((method, *(f"{number:.2f}" for number in numbers)))
-    titles = ["method", "all-reduce a step", *(f"sent by each of {gpus} GPUs" for gpus in GPUS), "AdamW's moments"]
-    return table((*titles, *(f"sharded over {gpus}" for gpus in GPUS), "checkpoint"), rows)
+    titles = ["method", "all-reduce per step", *(f"sent by each of {gpus} GPUs" for gpus in GPUS), "checkpoint"]
+    return tables(1, 5, (*titles, "AdamW's moments", *(f"sharded over {gpus}" for gpus in GPUS)), rows)
 
 
 # ---------------------------------------------------------------------------------------------------------------- page

@@ -1,4 +1,4 @@
-"""The table of record: every row with its bar, from the numbers in results.json; misses are marked and explained.
+"""Render results.md: every row with its bar, from the numbers in results.json; misses are marked and explained.
 
 All bars are in this file. `rows` holds what the project promised; `details` shows the numbers behind it.
 """
@@ -15,33 +15,32 @@ from bayesian_step import PEERS
 
 Part = dict[str, Any]
 
-# Why a bar is missed, by the row's name. A miss without a sentence here says so in the table.
+# Why a bar is missed, by the row's name. A miss without a sentence here is reported as unexplained.
 WHY: dict[str, str] = {
-    "posterior predictive, 1,000 images x 4 draws, byov, bank made too / deterministic forward: times its rate": (
-        "a draw that is used for the first time passes the 1,000 images of the bank too: twice the work for as many "
-        "images. Their features are kept, so that the next call pays as the row above."
+    "posterior predictive, 1,000 images x 4 draws, byov, reference set not cached / deterministic forward: its rate": (
+        "a new draw also encodes the 1,000 reference images: twice the work for as many images. Their features are "
+        "cached, so the next call costs as much as the row above."
     ),
-    "posterior predictive, 4,000 images x 4 draws, byov, bank made too / deterministic forward: times its rate": (
+    "posterior predictive, 4,000 images x 4 draws, byov, reference set not cached / deterministic forward: its rate": (
         "as with 1,000 images: a quarter more work."
     ),
-    "posterior predictive, 4,000 images x 4 draws, byov, bank cached / bayesian-torch: times faster": (
-        "byov is at the rate of the plain forward, and bayesian-torch, whose draws are few beside so many images, is "
-        "within a seventh of that: what is left to gain is the forward itself."
+    "posterior predictive, 4,000 images x 4 draws, byov, reference set cached / bayesian-torch: times faster": (
+        "byov is at the rate of the plain forward pass, and bayesian-torch, with few draws for so many images, is "
+        "within a seventh of that: only the forward pass itself is left to gain."
     ),
     "Bayesian step, 21M parameters, batch 16 / deterministic step": (
-        "the draw, its gradients and the KL read and write 60 bytes a weight beside the noise, and a batch of 16 gives "
-        "little else to do. Adding the KL's gradient in the draw's own backward pass would save 24 of them; not built."
+        "the draw, its gradients and the KL read and write 60 bytes per weight besides the noise, and a batch of 16 "
+        "does little else. Adding the KL's gradient in the draw's backward pass would save 24 of them; not built."
     ),
     "peak memory of training BYOV, 21M parameters, batch 16 / our BYOL": (
-        "the state is 40 bytes a weight (means, log-variances, their gradients and moments, a draw, the teacher) "
-        "against BYOL's 20 (docs/scale.md): 415 MiB more for 21.8M weights, and a batch of 16 leaves few activations "
-        "beside it."
+        "the state is 40 bytes per weight (means, log-variances, their gradients and moments, a draw, the teacher) "
+        "compared with BYOL's 20 (docs/scale.md): 415 MiB more for 21.8M weights. A batch of 16 has few activations."
     ),
     "peak memory of training BYOV, 21M parameters, batch 128 / our BYOL": (
-        "as with a batch of 16: the same bytes, beside more activations."
+        "as with a batch of 16: the same bytes, with more activations."
     ),
     "`byov score`, 500 x 375 pixels (ImageNet's), 20 draws / PIL + DataLoader: times faster": (
-        "21 forward passes take most of the time, and both do the same."
+        "21 forward passes take most of the time, and both loops do the same."
     ),
 }
 
@@ -49,8 +48,12 @@ DETERMINISTIC_BARS = {"2.7M": 1.15, "0.8M": 1.05, "21M": 1.20}
 VIEWS_BARS = {"32": 3.0, "224": 1.5}
 STRAIGHT = 0.98  # R^2 from which growth counts as a straight line
 FLAT = 1.10  # largest over smallest time that counts as no growth
-PREDICTIVE_RATE = 0.9  # of the deterministic forward's images x draws a second
+PREDICTIVE_RATE = 0.9  # of the deterministic forward pass, in images x draws per second
 GAIN = 1.02  # below it the gain of a trick, or of torch.compile, is noise
+REFERENCE = {  # the reference set was called "bank" when results.json was written
+    "byov, bank cached": "byov, reference set cached",
+    "byov, bank made too": "byov, reference set not cached",
+}
 
 
 class Bar(NamedTuple):
@@ -105,7 +108,7 @@ def _bayesian_rows(part: Part) -> Iterable[Row]:
             continue
         it = part[task]
         what = f"Bayesian step, {task} parameters, batch {it['batch']}"
-        # Results of an earlier time chose ours by the measured run itself.
+        # Older results chose ours by the measured run itself.
         note = it["ours"] + ("" if it.get("ours_chosen_before") else ", the better of two in this run")
         yield _row(what, "deterministic step", it["ratio"][it["ours"]], most(bar), note)
         if "to_kept" in it:
@@ -152,7 +155,7 @@ def _memory_rows(part: Part) -> Iterable[Row]:
 
 
 def _memory_row(what: str, against: str, it: Part, ours: str, other: str, bar: Bar | None = None) -> Row:
-    """Its spread is the least and most of all runs; results of an earlier time have none."""
+    """Its spread is the least and most of all runs; older results have none."""
     note = f"{it['peak_mib'][ours]:.0f} against {it['peak_mib'][other]:.0f} MiB"
     note += f"; above the imports {it['ratio_above_imports'][ours]:.2f}x"
     return Row(what, against, it["ratio"][ours], spread=it.get("spread", {}).get(ours), bar=bar, note=note)
@@ -167,18 +170,18 @@ def _updates_rows(part: Part) -> Iterable[Row]:
 
 def _startup_rows(part: Part) -> Iterable[Row]:
     yield _row("`byov --help`", "", part["seconds"]["byov --help"], most(0.3), unit=" s")
-    note = "with its first use: byov loads torch only then"
+    note = "with its first use: byov imports torch only then"
     yield _row("`import byov`", "`import torch`", part["import_ratio"], most(1.3), note)
 
 
 def _listing_rows(part: Part) -> Iterable[Row]:
-    note = "empty files, just made: where the disk has to be read it takes longer"
+    note = "empty files, just made: it takes longer if the disk has to be read"
     yield _row(f"indexing a folder, {part['paths']:,} paths", "", part["seconds"], most(60), note, unit=" s")
 
 
 def _growth_rows(part: Part) -> Iterable[Row]:
     for name, it in part.items():
-        slope = f"{it['intercept']:.0f} ms + {it['slope']:.3g} ms a {it['unit']}"
+        slope = f"{it['intercept']:.0f} ms + {it['slope']:.3g} ms per {it['unit']}"
         if name == "images stored":
             grown = max(it["milliseconds"]) / min(it["milliseconds"])
             yield Row("growth with images stored", "no growth", grown, bar=most(FLAT), note=slope)
@@ -198,7 +201,7 @@ def _processes_rows(part: Part) -> Iterable[Row]:
 
 def _growth_with_processes(one: float, two: float, speedup: Iterable[float]) -> Row:
     """Of one thread each. Through two points every line is straight: no bar."""
-    note = f"{one:,.0f} and {two:,.0f} images/s with 1 and 2 processes of one thread: {two - one:,.0f} images/s a "
+    note = f"{one:,.0f} and {two:,.0f} images/s with 1 and 2 processes of one thread: {two - one:,.0f} images/s per "
     note += "process; 2 cores allow no third point"
     efficiency = [times / 2 for times in speedup]
     return _row("growth with processes", "as many times one process: efficiency", efficiency, None, note, unit="")
@@ -246,16 +249,15 @@ def _predictive_rows(part: Part) -> Iterable[Row]:
             note = f"{it['images_per_second'][kind]:,.0f} images x draws/s"
             if kind != "byov, bank cached":
                 counted = rate[0] * (1 + it["bank"] / it["images"])
-                note += (
-                    f"; {_number(counted)}x where the {it['bank']:,} images of the bank, which pass too, are counted"
-                )
-            yield _row(f"{what}, {kind}", "deterministic forward: times its rate", rate, least(PREDICTIVE_RATE), note)
+                note += f"; {_number(counted)}x if the {it['bank']:,} reference images are counted too"
+            named = f"{what}, {REFERENCE[kind]}"
+            yield _row(named, "deterministic forward: its rate", rate, least(PREDICTIVE_RATE), note)
         for peer, speedup in it["speedup"].items():
-            yield _row(f"{what}, byov, bank cached", f"{peer}: times faster", speedup, least(1.2))
+            yield _row(f"{what}, byov, reference set cached", f"{peer}: times faster", speedup, least(1.2))
     few, many = part["memory"]["draws"]
     note = " against ".join(f"{peak:.0f}" for peak in reversed(part["memory"]["peak_mib"])) + " MiB"
     what = f"peak memory of the posterior predictive, {many} draws"
-    spread = part["memory"].get("spread")  # results of an earlier time have none
+    spread = part["memory"].get("spread")  # older results have none
     yield Row(what, f"{few} draws", part["memory"]["ratio"], spread=spread, bar=most(1.05), note=note)
 
 
@@ -320,28 +322,29 @@ def _header(results: dict[str, Any]) -> str:
         f"{machine['memory_gib']:.0f} GiB, {', '.join(map(str, threads))} threads, Python {machine['python']}.",
         ", ".join(f"{name} {version}" for name, version in machine["versions"].items()) + ".",
         "",
-        "Every variant runs in a process of its own; in each round all have a turn, in an order that rotates. A ratio",
-        "is the median of the ratios within a round, its spread the quartiles; of memory it is the ratio of the least",
-        "peaks, its spread the least and most of all runs. byov and its peers play at their best settings, found in a",
-        "short run before. bayesian-torch, torch-uncertainty and blitz make Linear and convolution layers Bayesian,",
-        "byov all parameters; kornia, torchvision and lightly resize bilinearly, byov bicubically.",
+        "Every variant runs in a separate process. In each round all variants have a turn, in rotating order.",
+        "A ratio is the median of the ratios within a round; its spread is the quartiles.",
+        "For memory it is the ratio of the lowest peaks; its spread is the lowest and highest of all runs.",
+        "byov and its peers use their best settings, found in a short run before.",
+        "bayesian-torch, torch-uncertainty and blitz make Linear and convolution layers Bayesian, byov all parameters.",
+        "kornia, torchvision and lightly resize bilinearly, byov bicubically.",
     ]
     return "\n".join(lines)
 
 
 def _table(table: list[Row]) -> str:
-    lines = ["| what | against | measured | spread | bar | | |", "|---|---|---|---|---|---|---|"]
+    lines = ["| what | compared with | measured | spread | bar | note |", "|---|---|---|---|---|---|"]
     for row in table:
         spread = "" if row.spread is None else f"{_number(row.spread[0])} - {_number(row.spread[1])}"
         bar = "" if row.bar is None else f"{'≤' if row.bar.most else '≥'} {row.bar.limit:g}{row.unit}"
-        verdict = "" if row.bar is None else "**MISS**" if row.missed else "ok"
-        cells = (row.what, row.against, f"{_number(row.value)}{row.unit}", spread, bar, verdict, row.note)
+        bar += "" if row.bar is None else ": **MISS**" if row.missed else ": met"
+        cells = (row.what, row.against, f"{_number(row.value)}{row.unit}", spread, bar, row.note)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def _below(parts: dict[str, Part]) -> str:
-    blur = "Views: blur is off at 32 px, for all (it would leave nothing to see); at 224 px it is on, for all."
+    blur = "Views: at 32 px blur is off for all libraries, since it would leave nothing to see; at 224 px it is on."
     return blur if "views" in parts else ""
 
 
@@ -367,13 +370,13 @@ def _details(parts: dict[str, Part]) -> str:
     timed += [("whole step", parts["byol_step"])] if "byol_step" in parts else []
     if not timed and "growth" not in parts:
         return ""
-    lines = ["## Behind the table", "", "| part | variant | ms a step | ratio to the first |", "|---|---|---|---|"]
+    lines = ["## Behind the table", "", "| part | variant | ms per step | ratio to the first |", "|---|---|---|---|"]
     for name, it in timed:
         for variant, milliseconds in it["milliseconds"].items():
             aside = " (for information)" if variant.startswith("byov,") and it.get("ours", variant) != variant else ""
             lines.append(f"| {name} | {variant}{aside} | {milliseconds:.1f} | {_number(it['ratio'][variant][0])} |")
     if "growth" in parts:
-        lines += ["", "| growth with | points | ms a step | R² |", "|---|---|---|---|"]
+        lines += ["", "| growth with | points | ms per step | R² |", "|---|---|---|---|"]
         for name, it in parts["growth"].items():
             x, y = (", ".join(f"{v:.3g}" for v in it[key]) for key in ("x", "milliseconds"))
             lines.append(f"| {name} ({it['unit']}) | {x} | {y} | {it['r2']:.4f} |")
@@ -393,9 +396,10 @@ def _accuracy(folder: Path, parts: dict[str, Part]) -> str:
             if len(runs) < 9
             else []
         ),
-        f"`make bench-accuracy`: CIFAR-10, the steps that each makes in {runs[0]['minutes']:g} minutes; the same ViT, "
-        "optimizer settings and schedules; lightly's modules, transform and loop. byov clips gradients (`optim.clip` "
-        f"{runs[0]['settings']['optim.clip']}), lightly's documented loop does not. {_rates(folder, parts)}",
+        f"`make bench-accuracy`: CIFAR-10, as many steps as each method makes in {runs[0]['minutes']:g} minutes.",
+        "All use the same ViT, optimizer settings and schedules; lightly with its own modules, transform and loop.",
+        f"byov clips gradients (`optim.clip` {runs[0]['settings']['optim.clip']}); lightly's documented loop does not.",
+        _rates(folder, parts),
         "",
         "| method | steps | images | top-1, mean ± deviation | of each seed |",
         "|---|---|---|---|---|",
@@ -412,11 +416,11 @@ def _accuracy(folder: Path, parts: dict[str, Part]) -> str:
 
 
 def _rates(folder: Path, parts: dict[str, Part]) -> str:
-    """How the steps of `make bench-accuracy` were found: a reader may see that lightly is not handicapped."""
+    """How the number of steps of `make bench-accuracy` was found, to show that lightly has no handicap."""
     rates = json.loads((folder / "rates.json").read_text())
     seconds = rates["seconds"]
     how = ""
-    if "date" in rates:  # rates of an earlier time do not say
+    if "date" in rates:  # older rates have none
         how = f" ({rates['date']}, {rates['threads']} threads{', a busy machine' if rates['busy'] else ''})"
     text = f"All were timed interleaved{how}: "
     text += f"a step of lightly's (its best, {rates['lightly_workers']} workers) took {seconds['lightly']:.3f} s, "

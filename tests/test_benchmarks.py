@@ -76,14 +76,14 @@ def test_a_miss_is_marked_and_explained(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_bar_that_is_met_is_not_a_miss(tmp_path: Path) -> None:
     text = table.render(results(0.2), tmp_path)
     assert "MISS" not in text
-    assert "| ≤ 0.3 s | ok |" in text
+    assert "| ≤ 0.3 s: met |" in text
 
 
 def test_every_part_is_run() -> None:
     assert set(run.PARTS) == {path.stem for path in ROOM.glob("*.py") if "\ndef measure(" in path.read_text()}
 
 
-def test_the_predictive_counts_the_bank_only_in_words() -> None:
+def test_the_predictive_counts_the_reference_set_only_in_words() -> None:
     speed = {
         "images": 1000,
         "draws": 4,
@@ -95,7 +95,7 @@ def test_the_predictive_counts_the_bank_only_in_words() -> None:
     memory = predictive.compare({5: [400.0, 424.0], 200: [424.0, 440.0]})
     rows = table.rows({"predictive": {"speed": {"1000": speed}, "memory": memory}})
     assert [row.missed for row in rows] == [False, True, False, True]
-    assert "0.960x where the 500 images of the bank" in rows[1].note
+    assert "0.960x if the 500 reference images" in rows[1].note
     assert rows[3].note == "424 against 400 MiB"
     assert rows[3].spread == (1.0, 1.1)
 
@@ -144,9 +144,9 @@ def test_memory_at_21M_weights_stands_beside_our_byol_with_its_miss() -> None:
     rows = table.rows({"memory": small | {"large": batches}})
     assert [row.missed for row in rows] == [False, False, True, True]
     assert all(row.spread == (1.5, 1.5) for row in rows[2:])
-    assert "40 bytes a weight" in table._misses(rows)
+    assert "40 bytes per weight" in table._misses(rows)
     assert "not explained" not in table._misses(rows)
-    assert len(table.rows({"memory": small})) == 2  # results of an earlier time
+    assert len(table.rows({"memory": small})) == 2  # older results
 
 
 def test_every_part_has_rows_and_one_that_lacks_is_named(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_an_explanation_is_of_the_library_whatever_its_setting(setting: str, mon
     missed = table.rows({"views": {"32": numbers}})
     assert missed[0].missed and missed[0].note == f"{setting}; 200 against 100 images/s"
     assert "not explained" not in table._misses(missed)
-    assert "blur is off at 32 px" in table._below({"views": {"32": numbers}})
+    assert "at 32 px blur is off" in table._below({"views": {"32": numbers}})
 
 
 def test_growth_with_processes_has_slope_and_efficiency() -> None:
@@ -181,7 +181,7 @@ def test_growth_with_processes_has_slope_and_efficiency() -> None:
     part = shared | {"images_per_second": rates, "speedup_of_two_processes": (1.8, 1.7, 1.9)}
     row = next(row for row in table.rows({"processes": part}) if row.what == "growth with processes")
     assert row.value == 0.9 and row.spread == (0.85, 0.95)
-    assert "160 images/s a process; 2 cores allow no third point" in row.note
+    assert "160 images/s per process; 2 cores allow no third point" in row.note
 
 
 def test_rates_say_when_and_how_they_were_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +207,7 @@ def test_accuracy_says_how_its_steps_were_found(tmp_path: Path, how: dict) -> No
     run = {"method": "byov", "seed": 0, "steps": 10, "images": 640, "top1": 0.5, "minutes": 10.0}
     (tmp_path / "byov-0.json").write_text(json.dumps(run | {"settings": {"optim.clip": 1.0}}))
     text = table._accuracy(tmp_path, {"byol_step": {"batch": 128, "speedup_over_lightly": (1.38, 1.3, 1.4)}})
-    assert "byov clips gradients (`optim.clip` 1.0), lightly's documented loop does not." in text
+    assert "byov clips gradients (`optim.clip` 1.0); lightly's documented loop does not." in text
     assert "timed interleaved" in text and ("2026-01-01" in text) == bool(how)
     assert "1.40 times BYOV's; in the table's whole step (batch 128) 1.38 times." in text
 
@@ -218,7 +218,8 @@ def test_without_results_there_is_nothing_to_render(
     monkeypatch.setattr(sys, "argv", ["run.py", "--render", "--out", str(tmp_path / "empty")])
     with pytest.raises(SystemExit, match="2"):
         run.main()
-    assert capsys.readouterr().err == f"{tmp_path}/empty/results.json is not there: measure first, without --render.\n"
+    path = tmp_path / "empty" / "results.json"
+    assert capsys.readouterr().err == f"{path} does not exist: measure first, without --render.\n"
     assert not (tmp_path / "empty").exists()
 
 

@@ -89,7 +89,7 @@ class Posterior:
     beta_end: float = 1.0
     """Weight of the KL at the end."""
     temperature: float = 0.01
-    """Factor on the KL; below 1 is a cold posterior (at 1, small datasets learn little: docs/gotchas.md)."""
+    """Factor on the KL; below 1 is a cold posterior (at 1, small datasets learn little: docs/concepts/sigma.md)."""
     overlap: float = 0.6
     """posthoc: fraction of an image's nearest reference images that two draws share (Jaccard index); sets sigma."""
     scales: Literal["std", "rms", "tensors"] = "std"

@@ -2,7 +2,7 @@
 
 Each section is a file of this package: feature_quality, per_image_uncertainty (draws), output_variance,
 shift_robustness, ood, finetune, baseline.
-What each key means stands in docs/evaluation.md.
+What each key means stands in docs/reference/evaluation-keys.md.
 """
 
 from __future__ import annotations

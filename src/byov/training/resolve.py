@@ -18,7 +18,7 @@ from byov.schedules import log_variance_rate
 T = TypeVar("T")
 
 BLUR_FROM = 64  # pixels: at 32 a blurred image shows nothing
-LEAST_STEPS = 1500  # of a run whose length byov chooses: the maps of docs/working-point.md have 1,560
+LEAST_STEPS = 1500  # of a run whose length byov chooses: the maps of docs/concepts/sigma.md have 1,560
 MOST_EPOCHS = 500  # that are chosen for it: a hundred images are learned by heart before
 SELF_SUPERVISED = ("byov", "byol")
 WEIGHT_DECAY = {"adamw": 0.05, "lars": 1e-6}  # where nothing is random
