@@ -22,7 +22,8 @@ from byov.scoring.one_pass import FastScorer
 from byov.scoring.posthoc import fit_posthoc
 from byov.scoring.scorer import DRAWS, Scorer, Scores
 from byov.training.distributed.processes import Processes
-from byov.training.prepare import describe, prepare
+from byov.training.prepare import prepare
+from byov.training.preview import describe
 from byov.training.recipes import choose_start, saved_start
 
 

@@ -5,7 +5,6 @@ from safetensors.torch import save_file
 from byov._core.errors import BadInput
 from byov._core.files import without_prefix
 from byov.runs import checkpoints
-from byov.training.optimizers import optimizer_state
 
 
 def test_round_trip(tmp_path) -> None:
@@ -48,25 +47,3 @@ def test_what_is_no_checkpoint_is_refused(tmp_path) -> None:
     path.write_bytes(path.read_bytes()[:-50])
     with pytest.raises(BadInput, match="damaged"):
         checkpoints.load(path)
-
-
-def test_optimizer_state_round_trip() -> None:
-    def make() -> tuple[torch.nn.Linear, torch.optim.AdamW]:
-        torch.manual_seed(0)
-        layer = torch.nn.Linear(3, 2)
-        return layer, torch.optim.AdamW(layer.parameters(), lr=0.1)
-
-    def step(layer: torch.nn.Linear, optimizer: torch.optim.AdamW) -> None:
-        optimizer.zero_grad()
-        layer(torch.ones(1, 3)).sum().backward()
-        optimizer.step()
-
-    layer, optimizer = make()
-    step(layer, optimizer)
-    twin, other = make()
-    twin.load_state_dict(layer.state_dict())
-    kept = {k: v.clone() for k, v in optimizer_state.optimizer_tensors(optimizer).items()}  # as a file would
-    optimizer_state.load_optimizer_tensors(other, kept)
-    step(layer, optimizer)
-    step(twin, other)
-    assert torch.equal(layer.weight, twin.weight)

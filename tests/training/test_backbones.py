@@ -11,7 +11,7 @@ from byov.backbones import timm
 from byov.config import Model, Optim
 from byov.data.images import ImageSet
 from byov.training.loop import Trainer
-from byov.training.prepare import describe
+from byov.training.preview import describe
 
 HEADS = {"head_hidden": 16, "head_output": 8}
 RESNETS = [

@@ -11,10 +11,10 @@ from byov.config import Monitor, Optim
 from byov.data.images import ImageSet
 from byov.runs import checkpoints
 from byov.runs.folder import read_log
+from byov.training import loop
 from byov.training.distributed.processes import Processes
 from byov.training.loop import subset
-from byov.training.optimizers import optimizer_state
-from byov.training.prepare import estimate_seconds
+from byov.training.preview import estimate_seconds
 
 
 def test_an_epoch_visits_every_image_once_and_in_another_order_than_the_next(tmp_path) -> None:
@@ -82,7 +82,7 @@ def test_the_estimate_leaves_all_as_it_was_and_asks_for_no_optimizer_state(tmp_p
     trainer = tiny.trainer(tmp_path, tiny.config("byov"))
     before = {name: value.clone() for name, value in trainer.tensors().items()}
     with monkeypatch.context() as patched:  # a sharded one would have to be gathered
-        patched.setattr(optimizer_state, "optimizer_tensors", lambda optimizer: pytest.fail("the state was asked for"))
+        patched.setattr(loop, "optimizer_tensors", lambda optimizer: pytest.fail("the state was asked for"))
         assert estimate_seconds(trainer) > 0
     assert any(name.endswith("running_mean") for name in before)
     assert all(torch.equal(value, before[name]) for name, value in trainer.tensors().items())

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from test_processes import spawned
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -30,7 +29,9 @@ from byov.training.distributed.processes import Processes
 from byov.training.distributed.sync_batchnorm import share_batch_norms
 from byov.training.loop import Trainer
 from byov.training.networks import encoder_of
-from byov.training.prepare import cache_views, estimate_seconds, prepare
+from byov.training.prepare import cache_views, prepare
+from byov.training.preview import estimate_seconds
+from two_processes import spawned
 
 RESNET = Model("resnet-18", width=4, stem="cifar", norm="batch", frozen_until="layer2", head_hidden=16, head_output=8)
 VIT = replace(tiny.MODEL, depth=2, frozen_until="blocks.0")

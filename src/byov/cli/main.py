@@ -138,7 +138,8 @@ def _train(arguments: list[str]) -> int:
     from byov._compiled.fused import first_time
     from byov.cli.progress import StageProgress, StepProgress
     from byov.training.loop import Interrupted
-    from byov.training.prepare import describe, estimate_seconds, prepare, too_short
+    from byov.training.prepare import prepare
+    from byov.training.preview import describe, estimate_seconds, too_short
 
     new = not options.resume and options.extend is None
     console = Console(stderr=True, highlight=False, emoji=False, quiet=_rank() > 0)

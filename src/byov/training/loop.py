@@ -41,8 +41,7 @@ from byov.training.monitors import (
     layer_statistics,
     peak_memory_mib,
 )
-from byov.training.optimizers import optimizer_state
-from byov.training.optimizers.build import build_optimizer
+from byov.training.optimizers.build import build_optimizer, load_optimizer_tensors, optimizer_tensors
 from byov.training.optimizers.sharded_adamw import ShardedAdamW
 from byov.training.step import StepReport, noise_key, training_step
 from byov.training.view_cache import ViewCache, remove_cache
@@ -276,7 +275,7 @@ class Trainer:
         if self.config.posterior.prior == "pretrained" and learner.prior is not None:
             state["prior.mean"] = learner.prior.mean  # type: ignore[attr-defined]
         state |= {f"mask.{k}": v for k, v in learner.masks.items()}
-        return state | {f"optimizer.{k}": v for k, v in optimizer_state.optimizer_tensors(self.optimizer).items()}
+        return state | {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()}
 
     def save(self) -> None:
         """Writes checkpoints/last.safetensors."""
@@ -309,7 +308,7 @@ class Trainer:
         if "prior.mean" in tensors:
             self.learner.prior.mean.copy_(tensors["prior.mean"])  # type: ignore[union-attr]
         hold_pruned(self.learner, without_prefix(tensors, "mask."))
-        optimizer_state.load_optimizer_tensors(self.optimizer, without_prefix(tensors, "optimizer."))
+        load_optimizer_tensors(self.optimizer, without_prefix(tensors, "optimizer."))
         self.step, self.seconds = state["step"], state["seconds"]
 
     def finish(self, seconds: float) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from PIL import Image
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,25 +24,10 @@ from byov.config import Config, Posterior
 from byov.runs import checkpoints
 from byov.training.distributed.processes import Processes, started
 from byov.training.distributed.sync_batchnorm import share_batch_norms
-from byov.training.optimizers import optimizer_state
+from byov.training.optimizers import build
 from byov.training.optimizers.sharded_adamw import ShardedAdamW
 from byov.training.step import training_step
-
-
-def spawned(work: Callable[..., Any], folder: Path, *arguments: Any) -> tuple[Any, Any]:
-    """What work(rank, folder, *arguments) returns in each of two processes."""
-    mp.spawn(_worker, (work, folder, arguments), nprocs=2)
-    first, second = (torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2))
-    return first, second
-
-
-def _worker(rank: int, work: Callable[..., Any], folder: Path, arguments: tuple[Any, ...]) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    torch.save(work(rank, folder, *arguments), folder / f"{rank}.pt")
-    dist.destroy_process_group()
-    os._exit(0)  # as the command does: a thread of gloo may still hold a tensor, and a Python closing down then aborts
-
+from two_processes import spawned
 
 # ------------------------------------------------------------------------------------------------- two processes = one
 
@@ -136,12 +119,12 @@ def _shards(rank: int, folder: Path) -> tuple[int, dict[str, torch.Tensor], list
         for p in whole:
             p.grad = torch.cos(p.detach() + k)
         optimizer.step()
-    state = optimizer_state.optimizer_tensors(optimizer)
+    state = build.optimizer_tensors(optimizer)
     saved = [state]
     dist.broadcast_object_list(saved)  # as a checkpoint is: written by the first, read by all
     again = ShardedAdamW([{"params": whole}], Processes(rank, 2), lr=0.1, fused=True)
-    optimizer_state.load_optimizer_tensors(again, saved[0])
-    loaded = optimizer_state.optimizer_tensors(again)
+    build.load_optimizer_tensors(again, saved[0])
+    loaded = build.optimizer_tensors(again)
     assert set(loaded) == set(state) and all(torch.equal(value, state[name]) for name, value in loaded.items())
     numbers = sum(s["exp_avg"].numel() for s in optimizer.state.values())
     return numbers, state, [p.detach() for p in whole]
@@ -159,7 +142,7 @@ def test_sharded_adamw_is_adamw_with_half_the_state(tmp_path: Path) -> None:
         plain.step()
     for value, p in zip(values, whole, strict=True):
         torch.testing.assert_close(value, p.detach())
-    for name, value in optimizer_state.optimizer_tensors(plain).items():
+    for name, value in build.optimizer_tensors(plain).items():
         torch.testing.assert_close(state[name], value)
 
 

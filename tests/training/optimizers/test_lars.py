@@ -11,7 +11,7 @@ import byov
 import tiny
 from byov import schedules
 from byov.config import Optim
-from byov.training.optimizers import optimizer_state
+from byov.training.optimizers import build
 from byov.training.optimizers.build import build_optimizer, encoder_slowed, set_learning_rates
 
 LARS = Optim(epochs=2, batch_size=8, optimizer="lars", lr=0.4, weight_decay=1e-2, clip=None, warmup=0.0)
@@ -112,10 +112,8 @@ def test_a_run_with_lars_goes_on_bit_equally(tmp_path: Path, method: str) -> Non
     again = tiny.trainer(tmp_path / "cut", settings, say=lambda text: None)
     again.restore()
     assert again.step == 3
-    saved = optimizer_state.optimizer_tensors(cut.optimizer)
-    assert saved and all(
-        torch.equal(v, saved[k]) for k, v in optimizer_state.optimizer_tensors(again.optimizer).items()
-    )
+    saved = build.optimizer_tensors(cut.optimizer)
+    assert saved and all(torch.equal(v, saved[k]) for k, v in build.optimizer_tensors(again.optimizer).items())
     again.run()
     ends = whole.tensors(), again.tensors()
     assert ends[0].keys() == ends[1].keys() and all(torch.equal(v, ends[1][k]) for k, v in ends[0].items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -108,3 +108,24 @@ def clip_gradients(posterior: Posterior, largest: float | None) -> float:
     if largest is not None and bool(norm.isfinite()):
         nn.utils.clip_grads_with_norm_(own, largest, norm)
     return float(norm)
+
+
+# ------------------------------------------------------------------------------------------------- state in checkpoints
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state, by the place of the parameter in its groups. A sharded one's: in the first process."""
+    sharded = isinstance(optimizer, ShardedAdamW)  # then all processes must ask together
+    state = optimizer.gathered_state() if sharded else optimizer.state_dict()["state"]  # type: ignore[attr-defined]
+    return {f"{index}.{key}": value for index, entry in state.items() for key, value in entry.items()}
+
+
+def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    entries: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        index, key = name.split(".", 1)
+        entries.setdefault(int(index), {})[key] = tensor
+    if isinstance(optimizer, ShardedAdamW):
+        optimizer.load_whole_state(entries)
+    else:
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": entries})
