@@ -1,4 +1,4 @@
-"""The page beside a table of scores: what is on it, that it needs nothing else, and that it works in a browser."""
+"""The page next to a table of scores: what is on it, that it is self-contained, and that it works in a browser."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 def of(
     oddness: np.ndarray, names: list[str] | None = None, percentile: bool = True, uncertainty: np.ndarray | None = None
 ) -> Scored:
-    """Unless told, the oddest is the most certain: what is sorted by the other score is seen."""
+    """By default, the oddest is the most certain, so that sorting by the other score shows."""
     count = len(oddness)
     uncertainty = 10 - oddness if uncertainty is None else uncertainty
     embedding = np.random.default_rng(1).normal(size=(count, 8)).astype(np.float32)
@@ -85,13 +85,18 @@ def test_few_images_are_all_shown_once(count: int) -> None:
 
 def test_histogram_counts_every_finite_value() -> None:
     values = np.r_[np.random.default_rng(0).normal(size=5000), 1e6, np.nan].astype(np.float32)
-    bars = histogram(values)
+    found = histogram(values)
+    bars = found.bars
     assert sum(bar.count for bar in bars) == 5001 and max(bar.height for bar in bars) == 1
     assert bars[-1].high < 5  # one value far away does not press all others into one bar
-    percent = histogram(np.array([0, 2.4, 50, 100], np.float32), (0.0, 100.0))
+    assert (found.below, found.above) == (5, 5)
+    assert found.note == "The first bar includes 5 below the scale and the last bar includes 5 above the scale."
+    percentiles = histogram(np.array([0, 2.4, 50, 100], np.float32), (0.0, 100.0))
+    percent = percentiles.bars
+    assert percentiles.note == ""
     assert [bar.count for bar in percent if bar.count] == [2, 1, 1] and (percent[0].low, percent[-1].high) == (0, 100)
-    assert [bar.count for bar in histogram(np.full(7, 0.3, np.float32))] == [7]
-    assert histogram(np.array([np.nan], np.float32)) == []
+    assert [bar.count for bar in histogram(np.full(7, 0.3, np.float32)).bars] == [7]
+    assert histogram(np.array([np.nan], np.float32)).bars == []
 
 
 def decoded(uri: str) -> np.ndarray:
@@ -124,11 +129,16 @@ def test_a_page_of_many_images_is_bounded(tmp_path: Path) -> None:
         "1,000 images, ranked by oddness",
         "180 of 1,000",
         "50 groups",
-        "the 24 most alike",
+        "the 24 most similar",
         "9 images, cosine 0.9900",
         "draws 20",
     ):
         assert words in text, words
+
+
+def test_values_beyond_a_histogram_are_counted_on_the_page() -> None:
+    page = render(of(np.r_[np.linspace(1, 2, 2000), 900.0], percentile=False), in_memory(2001), [])
+    assert page.count("The first bar includes 2 below the scale and the last bar includes 2 above the scale.") == 2
 
 
 def test_near_duplicates_are_found_and_shown(tmp_path: Path) -> None:

@@ -1,21 +1,30 @@
-"""The report of fabricated runs: the numbers are on it, nothing outside is needed, nothing missing breaks it."""
+"""The report of fabricated runs: the numbers are on it, it is self-contained, and nothing missing breaks it."""
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
+import shlex
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from byov._core.errors import BadInput
+from byov.cli.main import COMMANDS
+from byov.cli.parsing import parse
 from byov.config import Config, Optim, to_dict
-from byov.report.page import write_report
+from byov.report.page import render, write_report
 from byov.report.plots import svg_charts
+from byov.report.run_data import load_runs
+from byov.report.sections.evaluation import summary_rows
+from byov.runs import checkpoints
+from byov.runs.folder import RunFolder
 
 RESULTS = {
     "top1": 0.7573,
@@ -48,7 +57,7 @@ LAYERS = [
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of the words alone: drawing takes most of the time."""
+    """For tests of the text alone: drawing takes most of the time."""
     for name in ("curves", "reliability", "heat_maps"):
         monkeypatch.setattr(svg_charts, name, lambda *_, **__: "<svg></svg>")
 
@@ -110,7 +119,7 @@ def fabricate(folder: Path, method: str = "byov", epochs: int = 10, whole: bool 
 
 
 class Outside(HTMLParser):
-    """Collects what a page would fetch: any src or href that is neither inside the page nor inline data."""
+    """Collects what a page would fetch: any src or href that is neither an anchor nor inline data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +176,7 @@ def test_several_runs_side_by_side(tmp_path: Path, undrawn: None) -> None:
     page = write_report(runs, tmp_path / "r.html").read_text()
     assert '<td class="best">75.7</td>' in page and '<td class="best">0.043</td>' in page
     assert "<td>70.0</td>" in page
-    assert page.count("untrained encoder</th>") == 1  # the same for both: said once
+    assert page.count("untrained encoder</th>") == 1  # the same for both: shown once
     assert re.search(r'class="differs"><th scope="row">method</th><td>byov</td><td>byol</td>', page)
     assert "the weights of byol are not random" in page
 
@@ -178,7 +187,7 @@ def test_seven_runs_and_names_that_are_alike(tmp_path: Path) -> None:
     assert "seed0/run" in page and "seed6/run" in page
 
 
-def test_references_that_differ_are_said_for_each(tmp_path: Path, undrawn: None) -> None:
+def test_references_that_differ_are_shown_for_each(tmp_path: Path, undrawn: None) -> None:
     runs = [fabricate(tmp_path / "a", "byol"), fabricate(tmp_path / "b", "byol")]
     (runs[1] / "results" / "evaluation.json").write_text(json.dumps(RESULTS | {"untrained.top1": 0.5}))
     page = write_report(runs, tmp_path / "r.html").read_text()
@@ -216,6 +225,34 @@ def test_numbers_that_cannot_be_drawn(tmp_path: Path) -> None:
     assert "no reliability diagram" in text
 
 
+@pytest.mark.parametrize("method", ["byov", "byol"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_every_suggested_command_is_one(tmp_path: Path, undrawn: None, method: str, whole: bool) -> None:
+    """With the real parser, for a path that needs quotes; and pruning names its criterion."""
+    run = fabricate(tmp_path / "it's a run", method, whole=whole)
+    page = render(load_runs([run]))
+    commands = {html.unescape(code) for code in re.findall(r"<code>(byov [a-z]+ .*?)</code>", page)}
+    found = {}
+    for command in commands:
+        _, name, *arguments = shlex.split(command)
+        found[name] = parse(COMMANDS[name][0], name, arguments)
+        assert found[name].run == run
+    assert found.keys() == {"evaluate", "prune"}
+    assert found["prune"].by == ("snr" if method == "byov" else "magnitude")
+
+
+def test_an_evaluation_of_an_earlier_state_is_marked(tmp_path: Path, undrawn: None) -> None:
+    run = fabricate(tmp_path / "run", epochs=1)
+    evaluation = run / "results" / "evaluation.json"
+    evaluation.write_text(json.dumps(RESULTS | {"settings": {"step": 84}}))
+    for step, name in ((84, "run"), (168, "run, evaluated at step 84 of 168")):
+        checkpoints.save(RunFolder(run).checkpoint, {"x": torch.zeros(1)}, {"step": step})
+        runs = load_runs([run])
+        assert summary_rows(runs)[0].name == name
+        sentence = "The evaluation of run is of an earlier state of the run (step 84 of 168): <code>byov evaluate"
+        assert (sentence in render(runs)) == (step == 168)
+
+
 def test_names_are_escaped(tmp_path: Path, undrawn: None) -> None:
     page = write_report([fabricate(tmp_path / "<b>&run", "byol", epochs=1)], tmp_path / "r.html").read_text()
     assert "<b>&run" not in page and "&lt;b&gt;&amp;run" in page
@@ -243,7 +280,7 @@ def test_bad_input_gets_a_sentence(tmp_path: Path, undrawn: None) -> None:
     assert not (tmp_path / "r.html").exists()
 
 
-def test_a_pruned_run_is_told_from_the_one_it_was_made_from(tmp_path: Path, undrawn: None) -> None:
+def test_a_pruned_run_is_distinguished_from_the_one_it_was_made_from(tmp_path: Path, undrawn: None) -> None:
     whole, pruned = fabricate(tmp_path / "whole", epochs=1), fabricate(tmp_path / "pruned")
     (pruned / "results" / "pruning.json").write_text(json.dumps({"sparsity": 0.499, "rounds": []}))
     page = write_report([whole, pruned], tmp_path / "page.html").read_text(encoding="utf-8")

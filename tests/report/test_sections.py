@@ -31,7 +31,7 @@ from byov.report.sections.settings import different_settings
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Line] | list[CellMap]]:
-    """What is given to the figures, by salt, instead of drawing it."""
+    """What is passed to the figures, by salt; nothing is drawn."""
     found: dict[str, list[Line] | list[CellMap]] = {}
     monkeypatch.setattr(svg_charts, "curves", lambda lines, salt, *_, **__: found.update({salt: list(lines)}) or "")
     monkeypatch.setattr(
@@ -61,23 +61,23 @@ def test_shifts_by_severity_and_less_those_of_the_baseline(tmp_path: Path, drawn
     np.testing.assert_allclose(ece_difference.values, -0.06)
     np.testing.assert_allclose(top1_difference.values, 2)
     assert (ece_difference.better, top1_difference.better) == (-1, 1)
-    assert len(drawn["shifts-byol"]) == 2, "the baseline is not set beside itself"
+    assert len(drawn["shifts-byol"]) == 2, "the baseline is not compared with itself"
     for one in (ece, drawn["shifts-byol"][0]):
         assert (one.low, one.high) == pytest.approx((0.04, 0.15)), "the same colours for both"
 
 
-def test_a_baseline_of_the_evaluation_goes_first(tmp_path: Path, drawn: dict[str, list[CellMap]]) -> None:
+def test_the_baseline_of_the_evaluation_has_priority(tmp_path: Path, drawn: dict[str, list[CellMap]]) -> None:
     run = full_run(tmp_path / "byov")
     settings = {"data": "digits", "baseline": {"run": "somewhere/theirs"}}
     change_results(run, {"baseline.ece": -0.5, "baseline.shifts.blur.2.ece": -0.25, "settings": settings})
     runs = [load_run(run), load_run(full_run(tmp_path / "byol", "byol"))]
-    assert "less those of theirs" in shift_section(runs).pictures[0].note
+    assert "minus those of theirs" in shift_section(runs).pictures[0].note
     difference = drawn["shifts-byov"][2].values
     assert difference[1, 2] == -0.25 and (difference[:, 0] == -0.5).all()
-    assert np.isnan(difference).sum() == 9, "the others are not known"
+    assert np.isnan(difference).sum() == 9, "the others are unknown"
 
 
-def test_cells_say_the_numbers_and_colours_which_way_is_better() -> None:
+def test_cells_show_numbers_and_colours_show_which_way_is_better() -> None:
     plain = CellMap("ECE", np.array([[0.0432]]), 0, 1)
     difference = CellMap("top-1, %", np.array([[0.0]]), -1, 1, better=1)
     assert plain.text(0.0432) == ".043" and plain.text(1.25) == "1.250"
@@ -115,7 +115,7 @@ def test_risk_and_coverage(tmp_path: Path, drawn: dict[str, list[Line]]) -> None
     assert len(section.pictures) == 1
     strong, thin = drawn["risk"]
     assert (strong.thin, thin.thin) == (False, True)
-    for x, y in zip(strong.x, strong.y, strict=True):  # of the k surest, images 0, 10, 20, ... are wrong
+    for x, y in zip(strong.x, strong.y, strict=True):  # of the k most certain, images 0, 10, 20, ... are wrong
         k = round(x * images)
         assert y == pytest.approx(((k + 9) // 10) / k)
     assert strong.x[-1] == 1 and strong.x[0] == pytest.approx(0.1, abs=1 / images)
@@ -134,34 +134,34 @@ def test_tables_of_scores(tmp_path: Path, drawn: object) -> None:
 # ------------------------------------------------------------------------------------------------------------- examples
 
 
-def test_the_surest_and_the_least_sure_images(tmp_path: Path) -> None:
+def test_the_most_and_the_least_certain_images(tmp_path: Path) -> None:
     section = example_section([load_run(full_run(tmp_path / "run"))])
-    least, surest = section.strips
+    least, most = section.strips
     test = open_source("digits").load("test")
     assert test.labels is not None and test.classes is not None
     count = len(test)
     assert [image.score for image in least.images] == [f"{count - 1 - i:.3g}" for i in range(EACH)]
-    assert [image.score for image in surest.images] == [str(i) for i in range(EACH)]
-    assert [image.percentile for image in surest.images[:2]] == [f"P{50 / count:.1f}", f"P{150 / count:.1f}"]
-    assert [image.wrong for image in surest.images] == [True] + [False] * 7
-    assert [image.label for image in surest.images] == [test.classes[label] for label in test.labels[:EACH]]
-    for i, image in enumerate(surest.images):
+    assert [image.score for image in most.images] == [str(i) for i in range(EACH)]
+    assert [image.percentile for image in most.images[:2]] == [f"P{50 / count:.1f}", f"P{150 / count:.1f}"]
+    assert [image.wrong for image in most.images] == [True] + [False] * 7
+    assert [image.label for image in most.images] == [test.classes[label] for label in test.labels[:EACH]]
+    for i, image in enumerate(most.images):
         pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(image.source.partition(",")[2]))))
         assert (pixels == test.images[i, 0].numpy()).all()
 
 
 @pytest.mark.parametrize(
-    ("data", "says"), [("digits@train", "no test images"), ("npz:nowhere.npz", "nowhere.npz"), ("digits", "changed")]
+    ("data", "words"), [("digits@train", "no test images"), ("npz:nowhere.npz", "nowhere.npz"), ("digits", "changed")]
 )
-def test_images_that_cannot_be_had_are_said_in_words(tmp_path: Path, data: str, says: str) -> None:
+def test_images_that_are_not_available_are_reported(tmp_path: Path, data: str, words: str) -> None:
     run = full_run(tmp_path / "run")
     change_results(run, {"settings": {"data": data}})
     loaded = load_run(run)
     if data == "digits":
         object.__setattr__(loaded, "evaluated_images", "of others")
     section = example_section([loaded, load_run(full_run(tmp_path / "whole"))])
-    assert len(section.strips) == 2 and len(section.notes) == 1 and says in section.notes[0]
-    assert not example_section([loaded]).filled and says in example_section([loaded]).empty
+    assert len(section.strips) == 2 and len(section.notes) == 1 and words in section.notes[0]
+    assert not example_section([loaded]).filled and words in example_section([loaded]).empty
 
 
 def test_scores_that_are_not_numbers_are_left_out(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_scores_that_are_not_numbers_are_left_out(tmp_path: Path) -> None:
     write_section(path, section)
     assert load_run(run).default_score == "label_free_knn_cosine"
     path.write_bytes(b"cut sho")
-    assert "no score of each test image" in example_section([load_run(run)]).empty
+    assert "no scores per test image" in example_section([load_run(run)]).empty
 
 
 # ------------------------------------------------------------------------------------------------------ draws, settings

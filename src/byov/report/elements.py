@@ -25,12 +25,12 @@ class TableRow:
     name: str
     cells: list[Cell]
     slot: int | None = None
-    """Whose it is, the runs counted from 0: fixes the colour; None for what is no run."""
+    """The number of the run, from 0, which fixes the colour; None for rows that are not a run."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows with a name each below the columns' titles."""
+    """Named rows below the columns' titles."""
 
     title: str
     note: str
@@ -49,7 +49,7 @@ class Picture:
 @dataclass(frozen=True)
 class Thumbnail:
     source: str
-    """The picture as a data URI."""
+    """The picture, as a data URI."""
     label: str
     score: str
     percentile: str
@@ -58,7 +58,7 @@ class Thumbnail:
 
 @dataclass(frozen=True)
 class Strip:
-    """Some images in a row."""
+    """A row of images."""
 
     title: str
     note: str
@@ -74,10 +74,10 @@ class Section:
     tables: list[Table] = field(default_factory=list)
     strips: list[Strip] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """A sentence for each run that lacks what others have."""
+    """One sentence for each run that lacks what others have."""
     legend: bool = True
     empty: str = ""
-    """What to say where there is nothing to show."""
+    """The text if there is nothing to show."""
 
     @property
     def filled(self) -> bool:
@@ -86,21 +86,21 @@ class Section:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of numbers: where they stand and how they read."""
+    """A column of numbers: its key, title and format."""
 
     key: str
     title: str
     digits: int
     better: int
-    """1: higher is better, -1: lower is, 0: neither."""
+    """1: higher is better, -1: lower is better, 0: neither."""
     scale: float = 1.0
-    """Accuracies are stored as parts of 1 and read as percent."""
+    """Accuracies are stored as fractions and shown as percent."""
 
     def text(self, value: object) -> str:
         return f"{value * self.scale:,.{self.digits}f}" if finite(value) else "–"
 
     def cells(self, values: Sequence[object]) -> list[Cell]:
-        """The column from top to bottom, the best marked to the digits shown; nothing is best alone or with all."""
+        """Make the cells from top to bottom; the best are marked, as rounded, unless all are equal."""
         shown = [round(v * self.scale, self.digits) * self.better if finite(v) else None for v in values]
         known = [value for value in shown if value is not None]
         best = max(known) if self.better and len(set(known)) > 1 else None
@@ -108,12 +108,12 @@ class Column:
 
 
 def rows_of(names: Sequence[str], columns: Sequence[list[Cell]]) -> list[TableRow]:
-    """Rows of a table that was made column by column."""
+    """Turn columns of cells into rows."""
     return [TableRow(name, list(cells)) for name, cells in zip(names, zip(*columns, strict=True), strict=True)]
 
 
 def fill(template: str, **values: Any) -> str:
-    """A template's text with these values, escaped; one that the template asks for and is not given is an error."""
+    """Fill a template of this package with values, escaped; a missing value is an error."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -126,5 +126,5 @@ def fill(template: str, **values: Any) -> str:
 
 
 def _code_spans(text: str) -> Markup:
-    """A sentence with `commands` set as code."""
+    """Set `commands` in a sentence as code."""
     return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))

@@ -1,7 +1,7 @@
-"""The page beside a table of scores: the oddest and the most usual images, histograms, and near-duplicates.
+"""The page next to a table of scores: the oddest and the most usual images, histograms, and near-duplicates.
 
-One file that needs nothing but itself: thumbnails are inside, and the page's own policy forbids it to fetch anything.
-Its size is bounded however many images there are.
+The page is one self-contained file: thumbnails are inside, and its policy forbids it to fetch anything. Its size is
+bounded, however many images there are.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from byov.scoring.table import Scored
 EACH = 60  # images from either end of the ranking, and as many from between them
 GROUPS, MEMBERS = 24, 6  # of near-duplicates, at most
 SIDE = 224  # of a thumbnail: 8 KB of JPEG
-LOSSLESS_SIDE = 64  # up to here an image is a small PNG, and is shown with hard pixels
+LOSSLESS_SIDE = 64  # up to here an image is a small PNG, shown with sharp pixels
 BINS = 40
-ODDNESS = "How unlike the reference images an image is. A group of alike odd images is odd too."
+ODDNESS = "How unlike the reference images an image is; a group of similar odd images is odd too."
 UNCERTAINTY = (
-    "How unreliable its features are: whether draws of the weights agree on its nearest reference images, how far away "
-    "these are, and whether it is odd beyond the usual range."
+    "How unreliable an image's features are: how much weight draws disagree on its nearest reference images, and how "
+    "far away these are."
 )
-SEARCHED = 100_000  # images among which near-duplicates are looked for: the time grows with their square
+SEARCHED = 100_000  # images that are searched for near-duplicates: the time grows with the square
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Item:
     uncertainty: float
     uncertainty_percentile: float | None
     kind: str
-    """odd, middle or usual; empty for one that is only shown among near-duplicates."""
+    """odd, middle or usual; empty for an image that is only shown among near-duplicates."""
     source: str
-    """The picture as a data URI; empty if its file has gone."""
+    """The picture as a data URI; empty if its file is gone."""
     hard: bool
-    """Whether it is so small that its pixels should be seen."""
+    """Whether it is so small that its pixels should be visible."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,28 @@ class Alike:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar of a histogram, its height as a part of the highest."""
+    """A bar of a histogram; its height is relative to the highest."""
 
     low: float
     high: float
     count: int
     height: float
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Bars of equal width, and how many values are beyond them on either side; the end bars count these too."""
+
+    bars: list[Bar]
+    below: int = 0
+    above: int = 0
+
+    @property
+    def note(self) -> str:
+        """What the end bars hide, as a sentence; empty if nothing."""
+        ends = [(self.below, "first", "below"), (self.above, "last", "above")]
+        texts = [f"the {bar} bar includes {count:,} {where} the scale" for count, bar, where in ends if count]
+        return " and ".join(texts).capitalize() + "." * bool(texts)
 
 
 def write_gallery(
@@ -83,9 +99,10 @@ def write_gallery(
     progress: Progress = lambda what, done, total: None,
     calibration: int | None = None,
 ) -> None:
-    """Writes the page about these scores. `facts` are names and values that say how they were made.
+    """Write the page about these scores.
 
-    `calibration` is how many images the percentiles come from, where that is known.
+    `facts` are names and values that describe how the scores were made. `calibration` is the number of images behind
+    the percentiles, if known.
     """
     groups = near_duplicates(scored.embedding[:SEARCHED], progress=progress)
     write_text(path, render(scored, stream, groups, facts, progress, calibration))
@@ -99,7 +116,7 @@ def render(
     progress: Progress = lambda what, done, total: None,
     calibration: int | None = None,
 ) -> str:
-    """The page as HTML text."""
+    """Return the page as HTML."""
     rank = ranks(scored.oddness)
     chosen = selection(rank)
     twins = [group.rows[:MEMBERS] for group in groups[:GROUPS]]
@@ -113,9 +130,9 @@ def render(
         for some, group in zip(twins, groups, strict=False)
     ]
     aside = "images" if calibration is None else f"{calibration:,} image{'s' * (calibration != 1)}"
-    calibrated = f"Percentile against {aside} set aside from training: flat if these are like them."
+    calibrated = f"Percentile against {aside} set aside from training: flat if the images here are like those."
     histograms = [
-        (name, f"{meaning} {calibrated if percentiles is not None else ''}", _shown(values, percentiles))
+        (name, f"{meaning} {calibrated if percentiles is not None else ''}", _histogram(values, percentiles))
         for name, meaning, values, percentiles in (
             ("Oddness", ODDNESS, scored.oddness, scored.oddness_percentile),
             ("Uncertainty", UNCERTAINTY, scored.uncertainty, scored.uncertainty_percentile),
@@ -136,13 +153,13 @@ def render(
     )
 
 
-def _shown(values: NDArray[np.float32], percentiles: NDArray[np.float32] | None) -> list[Bar]:
-    """The histogram of a score: of its percentiles, where there are some."""
+def _histogram(values: NDArray[np.float32], percentiles: NDArray[np.float32] | None) -> Histogram:
+    """The histogram of a score, or of its percentiles if they are known."""
     return histogram(values) if percentiles is None else histogram(percentiles, (0.0, 100.0))
 
 
 def ranks(oddness: NDArray[np.float32]) -> NDArray[np.int64]:
-    """1 for the oddest; among equals the first comes first."""
+    """Rank images by oddness: 1 is the oddest; of equals, the first comes first."""
     order = np.argsort(-oddness, kind="stable")
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(1, len(order) + 1)
@@ -150,7 +167,7 @@ def ranks(oddness: NDArray[np.float32]) -> NDArray[np.int64]:
 
 
 def selection(rank: NDArray[np.int64], each: int = EACH) -> dict[int, str]:
-    """The rows to show, oddest first, with their kind: both ends of the ranking, and as many spread between."""
+    """Choose the rows to show, oddest first, with their kind: both ends of the ranking, and some in between."""
     order = np.argsort(rank)
     third = min(each, -(-len(order) // 3))  # few images: a third is odd, a third usual
     odd, between, usual = np.split(order, [third, max(third, len(order) - third)])
@@ -159,18 +176,19 @@ def selection(rank: NDArray[np.int64], each: int = EACH) -> dict[int, str]:
     return {int(row): kind for kind, rows in kinds for row in rows}
 
 
-def histogram(values: NDArray[np.float32], limits: tuple[float, float] | None = None, bins: int = BINS) -> list[Bar]:
-    """Bars of equal width. Unless limits are given, the last tenth of a percent at either end shares the end bars."""
+def histogram(values: NDArray[np.float32], limits: tuple[float, float] | None = None, bins: int = BINS) -> Histogram:
+    """Count values in bars. Without limits, 0.1% of the values at either end are counted in the end bars."""
     known = values[np.isfinite(values)]
     if not len(known):
-        return []
+        return Histogram([])
     low, high = limits or np.quantile(known, [0.001, 0.999]).tolist()
     counts, edges = np.histogram(known.clip(low, high), bins if high > low else 1, (low, high) if high > low else None)
     highest = counts.max()
-    return [
+    bars = [
         Bar(float(a), float(b), int(count), float(count / highest))
         for a, b, count in zip(edges[:-1], edges[1:], counts, strict=True)
     ]
+    return Histogram(bars, int((known < low).sum()), int((known > high).sum()))
 
 
 def _item(scored: Scored, stream: Stream, row: int, rank: int, kind: str) -> Item:
@@ -194,7 +212,7 @@ def _item(scored: Scored, stream: Stream, row: int, rank: int, kind: str) -> Ite
 
 
 def data_uri(pixels: Pixels) -> str:
-    """An image, uint8 (C, H, W), as text that a page can hold: JPEG, or PNG if it is small."""
+    """Encode an image, uint8 (C, H, W), as text for a page: JPEG, or PNG if it is small."""
     picture = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
     kind = "PNG" if picture.width <= LOSSLESS_SIDE else "JPEG"
     out = io.BytesIO()

@@ -1,8 +1,7 @@
 """One self-contained page about one or several runs: load the runs, make the sections, fill the template.
 
-The page needs nothing but itself: styles and figures are inside, no script, no font, no address. What a run does not
-hold is said in words, never an error. A section is a function from runs to a Section: a new one is a file in `sections`
-and a line in `SECTIONS`.
+Styles and figures are inside the page; it has no script, no font and no external address. What a run lacks is stated in
+words and is never an error. A section is a function from runs to a `Section`, listed in SECTIONS.
 """
 
 from __future__ import annotations
@@ -44,16 +43,16 @@ SECTIONS: tuple[Callable[[Sequence[Run]], Section], ...] = (
 
 
 def write_report(runs: Sequence[Path], out: Path) -> Path:
-    """Writes the page about these run folders to `out`, whole or not at all."""
+    """Write the page about these run folders to `out`, atomically."""
     if out.is_dir():
-        raise BadInput(f"{out} is a folder; give the name of the page, such as {out / 'report.html'}.")
+        raise BadInput(f"{out} is a folder: give the name of the page, such as {out / 'report.html'}.")
     page = render(load_runs([Path(run) for run in runs]))
     write_text(out, page)
     return out
 
 
 def render(runs: Sequence[Run]) -> str:
-    """The page as HTML text."""
+    """Return the page as HTML."""
     sections = [section(runs) for section in SECTIONS]
     return fill(
         "template.html.j2",
@@ -62,6 +61,7 @@ def render(runs: Sequence[Run]) -> str:
         legend=[_look(run, i) for i, run in enumerate(runs)],
         columns=COLUMNS,
         summary=summary_rows(runs),
+        outdated=[run.outdated for run in runs if run.outdated],
         sections=[section for section in sections if section.filled],
         empty=[(section.title, section.empty) for section in sections if not section.filled],
         different=different_settings(runs),
@@ -72,6 +72,6 @@ def render(runs: Sequence[Run]) -> str:
 
 
 def _look(run: Run, i: int) -> dict[str, str | int]:
-    """Name, colour and dash of a run, the same wherever it is drawn."""
+    """Name, colour and dash of a run, the same in all figures."""
     dash = svg_charts.CSS_DASHES[i % len(svg_charts.CSS_DASHES)]
     return {"name": run.name, "slot": i % svg_charts.SERIES, "dash": dash}

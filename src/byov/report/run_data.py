@@ -1,9 +1,10 @@
-"""A run folder as the report sees it: what is there, what is not, and why."""
+"""A run folder as the report reads it: what it holds, what is missing, and why."""
 
 from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from byov._core.errors import BadInput
 from byov.config import BAYESIAN, Config, read_config
 from byov.evaluation.partial_results import read_section
 from byov.evaluation.per_image_uncertainty import LABEL_FREE
+from byov.runs import checkpoints
 from byov.runs.folder import RunFolder, read_log
 from byov.scoring.candidates import DEFAULT, DEFAULT_AT_MEANS
 
@@ -23,59 +25,82 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """Everything a page says about one run."""
+    """Everything that a page shows about one run."""
 
     name: str
     path: Path
     config: Config
     metrics: list[Row]
-    """One row a log step, in order of steps."""
+    """One row per log step, in order."""
     posterior: list[Row]
-    """One row a layer and epoch, in order of epochs."""
+    """One row per layer and epoch, in order of epochs."""
     results: Row
-    """`results/evaluation.json`; empty where the run is not evaluated."""
+    """`results/evaluation.json`; empty if the run is not evaluated."""
     images: dict[str, Tensor]
-    """A number for each test image, by name, from `results/evaluation.safetensors`; none without that file."""
+    """Scores and measures per test image, by name, from `results/evaluation.safetensors`."""
     evaluated_images: str
     """Fingerprint of these images."""
     summary: Row
-    """`summary.json`; empty where training has not ended."""
+    """`summary.json`; empty if training has not ended."""
     pruning: Row
-    """`results/pruning.json`; empty where the run is not one that `byov prune` wrote."""
+    """`results/pruning.json`; empty unless `byov prune` wrote the run."""
+    step: int | None
+    """Of the last checkpoint; None if it cannot be read."""
     missing: list[str]
-    """A sentence for each thing that is not there."""
+    """One sentence for each thing that is missing."""
+
+    @property
+    def shell_path(self) -> str:
+        """The path as a command takes it."""
+        return shlex.quote(str(self.path))
+
+    @property
+    def earlier_step(self) -> str:
+        """`step X of Y` if the evaluation is of another state than the last checkpoint, or else empty."""
+        evaluated = self.settings.get("step")
+        return "" if None in (evaluated, self.step) or evaluated == self.step else f"step {evaluated} of {self.step}"
+
+    @property
+    def outdated(self) -> str:
+        """A sentence if the evaluation is of an earlier state of the run, or else empty."""
+        if not self.earlier_step:
+            return ""
+        return (
+            f"The evaluation of {self.name} is of an earlier state of the run ({self.earlier_step}): "
+            f"`byov evaluate {self.shell_path}` updates it."
+        )
 
     def curve(self, key: str) -> tuple[list[float], list[float]]:
-        """Epochs and values of one column of the metrics, where it was logged and finite."""
+        """Return epochs and values of one column of the metrics, where it was logged and finite."""
         rows = [row for row in self.metrics if finite(row.get(key)) and finite(row.get("epoch"))]
         return [float(row["epoch"]) for row in rows], [float(row[key]) for row in rows]
 
     @property
     def settings(self) -> Row:
-        """What the results were made with."""
+        """The settings of the evaluation."""
         settings = self.results.get("settings")
         return settings if isinstance(settings, dict) else {}
 
     @property
     def default_score(self) -> str:
-        """The uncertainty that `byov score` would give, where the evaluation has it; else the top probability's."""
+        """The uncertainty of `byov score` if the evaluation has it, or else that of the top probability."""
         label_free = (f"{LABEL_FREE}{name}" for name in (DEFAULT, DEFAULT_AT_MEANS))
         return next((name for name in label_free if f"score.{name}" in self.images), "max_softmax")
 
     def bins(self, prefix: str = "") -> list[tuple[int, float, float]]:
-        """Images, mean confidence and accuracy of each bin; none where the run is not evaluated."""
+        """Return images, mean confidence and accuracy of each bin; empty if the run is not evaluated."""
         return _bins(self.results, prefix)
 
     @property
     def images_per_second(self) -> float | None:
-        """Of the whole run, or the median so far where it has not ended."""
+        """Of the whole run, or the median so far if it has not ended."""
         value = self.summary.get("images_per_second")
         seen = sorted(self.curve("images_per_second")[1])
         return float(value) if finite(value) else seen[len(seen) // 2] if seen else None
 
     @property
     def description(self) -> str:
-        """What it is, in a line."""
+        """One line about the run."""
         config, epochs = self.config, self.config.optim.epochs
         length = f"{epochs} epoch{'s' * (epochs != 1)}"
         part = self.pruning.get("sparsity")
@@ -89,24 +114,22 @@ class Run:
 
 
 def finite(value: Any) -> TypeGuard[float]:
-    """Whether a value from a JSON file is a number that can be drawn."""
+    """Return whether a value from a JSON file is a finite number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def load_runs(paths: Sequence[Path]) -> list[Run]:
-    """The runs, named by folder; by as much of the path as tells them apart where folders share a name."""
+    """Load runs, each named by its folder, or by as much of the path as distinguishes them."""
     if not paths:
-        raise BadInput("a report needs at least one run folder; give the one that `byov train --out` wrote.")
+        raise BadInput("a report needs at least one run folder: give one that `byov train --out` wrote.")
     return [load_run(path, name) for path, name in zip(paths, _names(paths), strict=True)]
 
 
 def load_run(path: Path, name: str | None = None) -> Run:
-    """One run folder; all but its config may be missing."""
+    """Load one run folder; everything but its config may be missing."""
     folder = RunFolder(path)
     if not folder.config.is_file():
-        raise BadInput(
-            f"{path} is not a run folder: it has no config.yaml; give the one that `byov train --out` wrote."
-        )
+        raise BadInput(f"{path} is not a run folder: it has no config.yaml; give one that `byov train --out` wrote.")
     metrics, posterior = read_log(folder.metrics), read_log(folder.posterior)
     rows = read_section(folder.results / "evaluation.safetensors")
     run = Run(
@@ -120,6 +143,7 @@ def load_run(path: Path, name: str | None = None) -> Run:
         evaluated_images="" if rows is None else str(rows.measures.get("images")),
         summary=_read_object(folder.summary),
         pruning=_read_object(folder.results / "pruning.json"),
+        step=_checkpoint_step(folder),
         missing=[],
     )
     run.missing.extend([*_missing_logs(run, metrics.broken, posterior.broken), *_missing_results(run)])
@@ -127,32 +151,30 @@ def load_run(path: Path, name: str | None = None) -> Run:
 
 
 def _missing_logs(run: Run, metrics_broken: int, posterior_broken: int) -> Iterator[str]:
-    cut = "could not be read (cut short by a kill?) and is left out."
+    cut = "could not be read (was the run killed?) and is left out."
     method = run.config.method
     if not run.metrics:
-        yield "No line of metrics.jsonl yet, so there are no training curves: training has hardly begun."
+        yield "metrics.jsonl has no line yet, so there are no training curves: training has just begun."
     elif metrics_broken:
         yield f"{_lines(metrics_broken)} of metrics.jsonl {cut}"
     if not run.posterior and method in BAYESIAN:
-        yield "No posterior.jsonl yet, so there are no sigma and SNR to show: it is written once an epoch."
+        yield "There is no posterior.jsonl yet, so sigma and SNR are not shown: it is written once per epoch."
     elif not run.posterior:
         yield f"No sigma and SNR: the weights of {method} are not random."
     elif posterior_broken:
         yield f"{_lines(posterior_broken)} of posterior.jsonl {cut}"
     if not run.summary:
-        yield "No summary.json: training has not ended; speed and memory are those logged so far."
+        yield "There is no summary.json: training has not ended; speed and memory are those logged so far."
     if run.pruning and not run.pruning.get("rounds"):
-        yield "Pruned and not trained since: its curves, speed and memory are those of the run it was made from."
+        yield "Pruned and not trained since: curves, speed and memory are those of the run it was made from."
 
 
 def _missing_results(run: Run) -> Iterator[str]:
     if not run.results:
-        yield f"Not evaluated yet: `byov evaluate {run.path} --data {run.config.data}` adds accuracy and calibration."
+        command = f"byov evaluate {run.shell_path} --data {shlex.quote(run.config.data)}"
+        yield f"Not evaluated yet: `{command}` adds accuracy and calibration."
     elif not run.bins():
-        yield "The results hold no bins, so there is no reliability diagram."
-    step = run.settings.get("step")
-    if step is not None and run.metrics and step < run.metrics[-1]["step"]:
-        yield f"Evaluated at step {step}, but trained on to {run.metrics[-1]['step']} since: evaluate again."
+        yield "The results have no bins, so there is no reliability diagram."
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -161,7 +183,14 @@ def _names(paths: Sequence[Path]) -> list[str]:
         names = ["/".join(part[-depth:]) for part in parts]
         if len(set(names)) == len(names):
             return names
-    raise BadInput("the same run folder is given twice; give each once.")
+    raise BadInput("the same run folder is given twice: give each once.")
+
+
+def _checkpoint_step(folder: RunFolder) -> int | None:
+    try:
+        return int(checkpoints.state(folder.checkpoint)["step"])
+    except (BadInput, KeyError):
+        return None
 
 
 def _read_object(path: Path) -> Row:
@@ -173,7 +202,7 @@ def _read_object(path: Path) -> Row:
 
 
 def _merged(rows: list[Row], key: tuple[str, ...]) -> list[Row]:
-    """One row a key, in order; should one stand twice, the later line is the one that counts."""
+    """One row per key, in order; of repeated rows, later values win."""
     found: dict[tuple[Any, ...], Row] = {}
     for row in rows:
         if all(name in row for name in key) and finite(row[key[0]]):

@@ -1,1 +1,1 @@
-"""Pictures, for the pages and for the studies."""
+"""Figures for the pages, the run folders and the studies."""

@@ -24,12 +24,12 @@ AGREEMENT = {  # prefix of the keys -> title, and whose scores are on the two ax
     "ceiling.": ("ceiling: two seeds of supervised BBB", "supervised", "second"),
 }
 NAMES = {"run": "this run, through the probe", "supervised": "supervised BBB", "second": "supervised BBB, second seed"}
-CONTENTS = (0.5, 0.9)  # of the drawn ellipses: the part of a Gaussian within
+CONTENTS = (0.5, 0.9)  # of the drawn ellipses: the share of the Gaussian inside
 LEVELS = 6
 
 
 def draw_alignment(results: Mapping[str, Any], path: Path) -> Path:
-    """Draws `results/alignment.json` as a PNG: points coloured by confidence, density lines, the fitted Gaussian."""
+    """Draw `results/alignment.json` as a PNG: points coloured by confidence, density lines, the fitted Gaussian."""
     panels = [prefix for prefix in AGREEMENT if f"{prefix}density" in results]
     figure = Figure(figsize=(4.8 * len(panels) + 0.6, 4.9), layout="constrained")
     for axes, prefix in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
@@ -48,7 +48,7 @@ def draw_alignment(results: Mapping[str, Any], path: Path) -> Path:
 
 
 def _panel(axes: Axes, results: Mapping[str, Any], prefix: str) -> Any:
-    """One pair of models; returns the points, whose colours need a bar."""
+    """Draw one pair of models; return the points, whose colours need a bar."""
     title, *pair = AGREEMENT[prefix]
     a, b = (results["scatter"][name] for name in pair)
     colour = (np.array(a["confidence"]) + np.array(b["confidence"])) / 2
@@ -66,7 +66,7 @@ def _panel(axes: Axes, results: Mapping[str, Any], prefix: str) -> Any:
 
 
 def ellipse(gaussian: Mapping[str, Any], content: float) -> Ellipse:
-    """The ellipse that holds this part of a Gaussian: the squared radius of two normals is exponential, mean 2."""
+    """Make the ellipse that contains this share of a Gaussian; its squared radius is exponential with mean 2."""
     lengths, directions = np.linalg.eigh(np.array(gaussian["covariance"]))
     width, height = 2 * np.sqrt(lengths * -2 * math.log(1 - content))
     angle = math.degrees(math.atan2(directions[1, 0], directions[0, 0]))
@@ -85,25 +85,25 @@ def _numbers(results: Mapping[str, Any], prefix: str) -> str:
 
 
 def _number(value: float | None) -> str:
-    """None is an undefined one: a score that follows from the confidences has nothing left to correlate."""
+    """None is undefined: a score that is a function of the confidences leaves nothing to correlate."""
     return "-" if value is None else f"{value:.2f}"
 
 
 # -------------------------------------------------------------------------------------------------------------- pruning
 
 
-PRUNING_LINES = {  # key of a point -> its label and look
+PRUNING_LINES = {  # key of a point -> label, colour, dash
     "top1": ("probe of the unpruned encoder", "C0", "-"),
-    "refitted.top1": ("probe fitted anew", "C1", "--"),
+    "refitted.top1": ("new probe", "C1", "--"),
     "ece": ("probe of the unpruned encoder", "C0", "-"),
-    "refitted.ece": ("probe fitted anew", "C1", "--"),
+    "refitted.ece": ("new probe", "C1", "--"),
     "cosine": ("", "C2", "-"),
 }
 PRUNING = {"top-1": ("top1", "refitted.top1"), "ECE": ("ece", "refitted.ece"), "cosine to unpruned": ("cosine",)}
 
 
 def draw_pruning(results: Mapping[str, Any], path: Path) -> Path:
-    """Draws `results/pruning.json` as a PNG: curves without training; a star for what was trained on."""
+    """Draw `results/pruning.json` as a PNG: curves without training; a star for each round of training."""
     rows, settings = results["curve"], results["settings"]
     panels = {title: keys for title, keys in PRUNING.items() if keys[0] in rows[0]}
     figure = Figure(figsize=(3.6 * len(panels) + 0.4, 3.2), layout="constrained")

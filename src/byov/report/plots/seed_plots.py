@@ -12,9 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-# -------------------------------------------------------------------------------------------------------------- palette
-
-
+# The palette of Okabe and Ito, safe for colour-blind readers
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY, BLACK = "#E69F00", "#56B4E9", "#000000"
 
@@ -22,7 +20,7 @@ ORANGE, SKY, BLACK = "#E69F00", "#56B4E9", "#000000"
 # ---------------------------------------------------------------------------------------------------------------- bands
 
 
-# Dashes and markers tell the lines apart too
+# Lines also differ in dash and marker
 LOOKS: tuple[dict[str, Any], ...] = (
     {"color": BLUE, "linestyle": "-", "marker": "o"},
     {"color": VERMILION, "linestyle": "--", "marker": "s"},
@@ -33,7 +31,7 @@ LOOKS: tuple[dict[str, Any], ...] = (
 
 
 def draw_band(axes: Axes, rows: Sequence[Mapping[str, Any]], x: str, y: str, scale: float = 1.0, **look: Any) -> None:
-    """A line through the means of column y at each value of column x, and the range of the rows (the seeds) there.
+    """Draw the mean of column y at each value of column x, and the range over the rows (the seeds) there.
 
     Rows without a value are left out.
     """
@@ -58,9 +56,9 @@ def dots(
     labels: Sequence[str],
     errors: Mapping[str, float] | None = None,
 ) -> None:
-    """Draws series -> row -> a value a seed; `errors`: half a whisker for a row, where there is one series.
+    """Draw values by series and row: a small dot per seed and a large one for their mean.
 
-    Rows without values are left empty.
+    `errors` are half lengths of whiskers by row, for a single series. Rows without values are left empty.
     """
     for i, (name, values) in enumerate(series.items()):
         shift = (i - (len(series) - 1) / 2) * 0.7 / len(series)
@@ -97,7 +95,7 @@ SYMBOLS = {"sigma": "σ", "snr": "SNR"}
 
 
 def layer_style(layers: Sequence[str]) -> dict[str, Style]:
-    """Colour and dash of each layer: the encoder's from first (dark) to last (light), the heads' by name."""
+    """Choose colour and dash of each layer: encoder layers from dark (first) to light (last), heads by name."""
     encoder = [layer for layer in layers if layer.split(".")[0] not in HEADS]
     depth = {layer: i / max(1, len(encoder) - 1) for i, layer in enumerate(encoder)}
     return {
@@ -107,7 +105,7 @@ def layer_style(layers: Sequence[str]) -> dict[str, Style]:
 
 
 def layer_figure(rows: Sequence[Row], by: str, titles: Mapping[Any, str], measures: Sequence[str]) -> Figure:
-    """A block of panels for each measure (`sigma`, `snr`), and in it a column for each value of the column `by`.
+    """Draw a block of panels per measure (`sigma`, `snr`), with a panel column per value of the column `by`.
 
     Rows hold layer, epoch, seed and `MEASURE_mean`, `MEASURE_max`. Lines are geometric means over seeds, bands their
     range. Panels of one block and row share their axis, which is logarithmic.
@@ -149,7 +147,7 @@ def _draw_layers(axes: Axes, rows: Sequence[Row], key: str) -> None:
 
 
 def _over_seeds(rows: Sequence[Row], key: str) -> tuple[list[float], np.ndarray[Any, Any]]:
-    """Epochs, and values (epoch, seed); epochs with a 0, which a logarithm cannot show, are left out."""
+    """Epochs, and values (epoch, seed); epochs with a 0, which has no logarithm, are left out."""
     found: dict[float, list[float]] = {}
     for row in rows:
         found.setdefault(row["epoch"], []).append(row[key])
@@ -162,7 +160,7 @@ def _layers(rows: Sequence[Row]) -> list[str]:
 
 
 def _legend(rows: Sequence[Row]) -> list[Line2D]:
-    """A sample of the encoder's colours, and those of the heads that are there."""
+    """Both ends of the encoder's colours, and the colours of the heads in the rows."""
     ends = (("encoder, first layer", 0), ("encoder, last", 1))
     styles: dict[str, Style] = {name: (ENCODER(0.95 * at), "-") for name, at in ends}
     parts = {layer.split(".")[0] for layer in _layers(rows)}

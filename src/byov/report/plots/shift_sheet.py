@@ -20,11 +20,11 @@ from byov._core.files import write_atomically
 from byov.data.shifts import SEVERITIES, SHIFTS, shifted
 from byov.data.sources import open_source
 
-TILE = 0.62  # inches a picture
+TILE = 0.62  # inches per picture
 
 
 def contact_sheet(images: Tensor, ids: Tensor, seed: int = 0) -> Figure:
-    """One row a shift; for each image the original, then its five severities. uint8 images (B, C, H, W), few."""
+    """Draw one row per shift: for each image the original, then five severities. Few uint8 images (B, C, H, W)."""
     names = [name for name, shift in SHIFTS.items() if shift.applies_to(images.shape[1])]
     rows = [torch.stack([images, *(shifted(images, ids, name, s, seed) for s in SEVERITIES)], 1) for name in names]
     tiles = torch.stack([row.flatten(0, 1) for row in rows])
@@ -32,7 +32,7 @@ def contact_sheet(images: Tensor, ids: Tensor, seed: int = 0) -> Figure:
     height, width, columns = images.shape[2] + gap, images.shape[3] + gap, tiles.shape[1]
 
     figure = Figure(figsize=(TILE * columns, TILE * height / width * len(names)))
-    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))  # the labels stand outside: `bbox_inches="tight"` takes them in
+    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))  # the labels are outside: `bbox_inches="tight"` includes them
     axes.imshow(mosaic(tiles, gap).numpy(), interpolation="nearest")
     axes.set_yticks([(i + 0.5) * height for i in range(len(names))], names)
     axes.set_xticks([(i + 0.5) * width for i in range(columns)], ["original", *map(str, SEVERITIES)] * len(images))
@@ -42,17 +42,17 @@ def contact_sheet(images: Tensor, ids: Tensor, seed: int = 0) -> Figure:
 
 
 def mosaic(tiles: Tensor, gap: int) -> Tensor:
-    """Tiles (rows, columns, C, H, W) side by side, `gap` white pixels before each: (height, width, 3)."""
+    """Put tiles (rows, columns, C, H, W) side by side, with `gap` white pixels before each: (height, width, 3)."""
     tiles = F.pad(tiles, (gap, 0, gap, 0), value=255)
     rows, columns, channels, height, width = tiles.shape
     return tiles.permute(0, 3, 1, 4, 2).reshape(rows * height, columns * width, channels).expand(-1, -1, 3)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes the sheet; returns 0, or 2 for bad input."""
+    """Write the sheet; return 0, or 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m byov.report.plots.shift_sheet", description=contact_sheet.__doc__)
     parser.add_argument("out", type=Path, help="the picture to write, such as shifts.png")
-    parser.add_argument("--data", default="digits", metavar="SOURCE", help="where the images are from")
+    parser.add_argument("--data", default="digits", metavar="SOURCE", help="the source of the images")
     parser.add_argument("--images", type=int, nargs="+", default=[0, 1], metavar="I", help="which of them, from 0")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)

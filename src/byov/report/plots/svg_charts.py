@@ -1,8 +1,8 @@
-"""The report's pictures, as SVG text that goes straight into the page.
+"""The report's figures, as SVG text for the page.
 
-No colour is fixed here: ink, grid and series are placeholders that become CSS variables of the page, so that
-one picture is readable in a light and in a dark page. Text stays text, in the page's own font. Series differ in dash as
-well as in colour, and the heat maps use cividis: neither needs colour vision.
+No colour is fixed here. Ink, grid and series are placeholders that become CSS variables of the page, so that a figure
+is readable in a light and in a dark page. Text stays text, in the page's font. Series differ in dash as well as in
+colour, and the heat maps use cividis: both are safe for colour-blind readers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter
 from numpy.typing import NDArray
 
-SERIES = 6  # colours of series; more runs than that take them in turn
+SERIES = 6  # colours of series; with more runs, they repeat
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 CSS_DASHES = ("none", "7 3", "2 2", "8 3 2 3")  # the same in the page's legend
 
@@ -59,16 +59,16 @@ class Line:
     x: Sequence[float]
     y: Sequence[float]
     slot: int
-    """Whose it is: fixes colour and dash."""
+    """The number of the run, which fixes colour and dash."""
     thin: bool = False
     """Drawn thin: the second of two lines of one run."""
 
 
 def curves(lines: Sequence[Line], salt: str, x_label: str = "epoch", marked: bool = False) -> str:
-    """Lines over training, say: many values faint, their local mean on top. Logarithmic where they span two decades."""
+    """Draw lines; many values are faint, with their local mean on top. Logarithmic if they span two decades."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(4.4, 2.5))
-        # fixed margins: the axes of all cards line up, in half the time of matplotlib's own layout
+        # fixed margins: the axes of all cards line up, in half the time of matplotlib's layout
         axes = figure.subplots(gridspec_kw={"left": 0.12, "right": 0.985, "bottom": 0.175, "top": 0.92})
         for line in lines:
             _draw(axes, line, marked)
@@ -84,7 +84,7 @@ def curves(lines: Sequence[Line], salt: str, x_label: str = "epoch", marked: boo
 
 
 def reliability(bins: Sequence[tuple[int, float, float]], slot: int, salt: str) -> str:
-    """A reliability diagram: accuracy of each bin of confidence against the diagonal, and how many images are in it."""
+    """Draw a reliability diagram: the accuracy of each confidence bin, the diagonal, and the images per bin."""
     edges = np.linspace(0, 1, len(bins) + 1)
     centres, width = (edges[:-1] + edges[1:]) / 2, 1 / len(bins)
     images, confidence, accuracy = (np.array(column, dtype=float) for column in zip(*bins, strict=True))
@@ -93,7 +93,7 @@ def reliability(bins: Sequence[tuple[int, float, float]], slot: int, salt: str) 
         figure = Figure(figsize=(4.4, 4.2), layout="constrained")
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3.2, 1))
         upper.bar(centres[full], accuracy[full], 0.88 * width, color=_colour(slot), alpha=0.75)
-        # where a bar would end if confidence were accuracy; what is between the two is the bin's error
+        # where a bar would end if accuracy equalled confidence; the gap is the bin's error
         upper.hlines(
             confidence[full], centres[full] - 0.44 * width, centres[full] + 0.44 * width, color=_INK, linewidth=1.6
         )
@@ -110,7 +110,7 @@ def reliability(bins: Sequence[tuple[int, float, float]], slot: int, salt: str) 
 def heat_maps(
     layers: Sequence[str], epochs: Sequence[float], maps: Sequence[tuple[str, NDArray[np.float64]]], salt: str
 ) -> str:
-    """Layers (first at the top) by epochs, one map beside the other, each on a colour scale of its own."""
+    """Draw maps of layers (first at the top) by epochs, side by side, each on a separate colour scale."""
     with mpl.rc_context(_STYLE | {"axes.grid": False, "font.size": 8.5}):
         figure = Figure(figsize=(9.6, 1.1 + 0.155 * len(layers)), layout="constrained")
         panels = figure.subplots(1, len(maps), sharey=True, squeeze=False)[0]
@@ -146,7 +146,7 @@ class CellMap:
     low: float
     high: float
     better: int = 0
-    """Of differences: 1 where higher is better (purple), -1 where lower is; 0: no difference, but the numbers."""
+    """For differences: 1 if higher is better (purple), -1 if lower is better; 0: not a difference."""
 
     def text(self, value: float) -> str:
         digits, sign = (1 if "%" in self.label else 3), ("+" if self.better else "")
@@ -154,7 +154,7 @@ class CellMap:
 
 
 def cell_maps(rows: Sequence[str], columns: Sequence[str], maps: Sequence[CellMap], salt: str) -> str:
-    """Named rows by named columns, one map beside the other, the numbers written into the cells."""
+    """Draw maps of named rows by named columns, side by side, with the numbers in the cells."""
     with mpl.rc_context(_STYLE | {"axes.grid": False, "font.size": 8.5}):
         figure = Figure(figsize=(1.3 + 2.45 * len(maps), 0.8 + 0.21 * len(rows)), layout="constrained")
         panels = figure.subplots(1, len(maps), sharey=True, squeeze=False)[0]
@@ -166,7 +166,7 @@ def cell_maps(rows: Sequence[str], columns: Sequence[str], maps: Sequence[CellMa
             axes.tick_params(left=False, bottom=False)
         panels[0].set_yticks(np.arange(len(rows)) + 0.5, [row.replace("_", " ") for row in rows])
         panels[0].invert_yaxis()
-        # few maps should not grow until they fill the page, many not shrink until nobody can read them
+        # few maps should not grow to fill the page, nor many shrink until they are unreadable
         least, most = (round(pixels * figure.get_figwidth()) for pixels in (78, 105))
         return _svg(figure, salt).replace("<svg", f'<svg style="min-width: {least}px; max-width: {most}px"', 1)
 
@@ -211,7 +211,7 @@ def _spans_decades(values: Sequence[float]) -> bool:
 
 
 def _edges(centres: Sequence[float]) -> NDArray[np.float64]:
-    """Borders between columns at these centres."""
+    """Borders between columns with these centres."""
     c = np.asarray(centres, dtype=float)
     if len(c) == 1:
         return np.array([c[0] - 0.5, c[0] + 0.5])
@@ -220,7 +220,7 @@ def _edges(centres: Sequence[float]) -> NDArray[np.float64]:
 
 
 def _svg(figure: Figure, salt: str) -> str:
-    """The figure as an <svg> element for an HTML page: ids of its own, no fixed width, no outside address."""
+    """The figure as an <svg> element for an HTML page: unique ids, no fixed width, no external address."""
     out = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": salt}):
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))

@@ -30,7 +30,7 @@ from byov.report.run_data import Run, finite
 # -------------------------------------------------------------------------------------------------------------- summary
 
 
-# Rows that are no run: the prefix of their keys in evaluation.json, and their name
+# Rows that are not a run: the prefix of their keys in evaluation.json, and their name
 REFERENCES = (("untrained.", "untrained encoder"), ("pixels.", "raw pixels"))
 
 COLUMNS = (
@@ -45,16 +45,17 @@ COLUMNS = (
 
 
 def summary_rows(runs: Sequence[Run]) -> list[TableRow]:
-    """A row for each run, the best of each column marked; then the means over draws, and the references."""
+    """Make a row per run with the best of each column marked, then the means over draws, then the references."""
     columns = [column.cells([_value(run, column) for run in runs]) for column in COLUMNS]
-    rows = [TableRow(run.name, [cells[i] for cells in columns], i) for i, run in enumerate(runs)]
+    names = [run.name + (f", evaluated at {run.earlier_step}" if run.earlier_step else "") for run in runs]
+    rows = [TableRow(names[i], [cells[i] for cells in columns], i) for i in range(len(runs))]
     return rows + [_drawn_row(run) for run in runs if finite(run.results.get("draws.top1"))] + _reference_rows(runs)
 
 
 def _value(run: Run, column: Column) -> Any:
     if column.key in ("images_per_second", "peak_memory_mib"):
         return getattr(run, column.key)
-    return run.results.get(column.key, run.summary.get(column.key))  # training's summary knows the sigma too
+    return run.results.get(column.key, run.summary.get(column.key))  # sigma is also in training's summary
 
 
 def _drawn_row(run: Run) -> TableRow:
@@ -89,10 +90,10 @@ def reliability_section(runs: Sequence[Run]) -> Section:
     return Section(
         "Reliability",
         "reliability",
-        "Whether a probability means what it says: the linear probe on the frozen encoder, test images.",
+        "Whether probabilities match accuracies: the linear probe on the frozen encoder, on test images.",
         pictures,
         legend=False,
-        empty="No run is evaluated yet, so there is no reliability diagram.",
+        empty="No run has been evaluated yet, so there is no reliability diagram.",
     )
 
 
@@ -111,7 +112,7 @@ def example_section(runs: Sequence[Run]) -> Section:
         except (BadInput, OSError) as error:
             notes.append(f"{run.name}: {error}")
     return Section(
-        "Surest and least sure",
+        "Most and least certain",
         "examples",
         "Test images from both ends of the ranking. P: percentile among all test images. Framed: the probe is wrong.",
         strips=strips,
@@ -122,13 +123,15 @@ def example_section(runs: Sequence[Run]) -> Section:
 
 
 def _test_images(run: Run) -> ImageSet:
-    """The images that the rows of the evaluation are about; bad input where they cannot be had."""
+    """The test images of the evaluation; raises BadInput if they are not available."""
     if f"score.{run.default_score}" not in run.images:
-        raise BadInput(f"there is no score of each test image yet: `byov evaluate {run.path}` adds them.")
+        raise BadInput(f"there are no scores per test image yet: `byov evaluate {run.shell_path}` adds them.")
     source = open_source(str(run.settings.get("data", run.config.data)), run.config.image_size)
     test = source.load("test", say=lambda sentence: None)
     if test.labels is None or fingerprint(test) != run.evaluated_images:
-        raise BadInput(f"the images of {source.name} have changed since: `byov evaluate {run.path}` scores them anew.")
+        raise BadInput(
+            f"the images of {source.name} have changed since: `byov evaluate {run.shell_path}` scores them again."
+        )
     return test
 
 
@@ -140,7 +143,7 @@ def _strips(run: Run, test: ImageSet) -> list[Strip]:
     percentile[order] = (torch.arange(len(order), dtype=score.dtype) + 0.5) * (100 / len(order))
     wrong = run.images["means.top1"] == 0
     note = f"Score: {run.default_score}, higher is less certain."
-    ends = {"least sure": order.flip(0)[:each], "surest": order[:each]}
+    ends = {"least certain": order.flip(0)[:each], "most certain": order[:each]}
     return [
         Strip(f"{run.name}, {end}", note, [_thumbnail(test, int(i), score, percentile, wrong) for i in chosen])
         for end, chosen in ends.items()
@@ -165,10 +168,10 @@ def _thumbnail(test: ImageSet, i: int, score: Tensor, percentile: Tensor, wrong:
 
 
 SELECTIVE = (
-    Column("error_auroc", "finds errors (AUROC)", 3, 1),
+    Column("error_auroc", "misclassifications, AUROC", 3, 1),
     Column("aurc", "AURC", 3, -1),
-    Column("accuracy_at_80", "top-1 of the surest 80%", 1, 1, 100),
-    Column("r_auroc", "finds wrong neighbours", 3, 1),
+    Column("accuracy_at_80", "top-1 of the most certain 80%", 1, 1, 100),
+    Column("r_auroc", "wrong neighbours, AUROC", 3, 1),
 )
 POINTS = 50  # of a risk-coverage curve
 
@@ -177,28 +180,27 @@ def selective_section(runs: Sequence[Run]) -> Section:
     return Section(
         "Selective prediction",
         "selective",
-        "Were the least sure images left out, how much better would the rest be? Errors are those of the probe at the"
-        " means; scores called label free need no labels.",
+        "How much better the predictions become when the least certain images are left out. Errors are those of the"
+        " probe at the means; label-free scores need no labels.",
         [picture for picture in [_risk_picture(runs)] if picture],
         [table for run in runs if (table := _selective_table(run))],
-        empty="No run is evaluated, so there is no telling whether its uncertainty finds errors.",
+        empty="No run has been evaluated yet, so it is not known whether its uncertainty finds errors.",
     )
 
 
 def outside_section(runs: Sequence[Run]) -> Section:
-    """Out-of-distribution detection: AUROC by score and source."""
     return Section(
-        "Images of another kind",
+        "Out-of-distribution detection",
         "outside",
-        "Whether an uncertainty tells images of other sources from the test images: AUROC, 0.5 is chance.",
+        "Whether an uncertainty distinguishes images of other sources from the test images: AUROC, 0.5 is chance.",
         tables=[table for run in runs if (table := _outside_table(run))],
         notes=[
-            f"{run.name} has none: `byov evaluate {run.path} --ood SOURCE` adds them."
+            f"{run.name} has no such results: `byov evaluate {run.shell_path} --ood SOURCE` adds them."
             for run in runs
             if not _outside_table(run)
         ],
         legend=False,
-        empty=f"No run is tested on images of another kind: `byov evaluate {runs[0].path} --ood SOURCE` does that.",
+        empty=f"No run has been tested on other sources: `byov evaluate {runs[0].shell_path} --ood SOURCE` does that.",
     )
 
 
@@ -209,13 +211,13 @@ def _risk_picture(runs: Sequence[Run]) -> Picture | None:
         for name in scores:
             if name in run.images and "means.top1" in run.images:
                 curve = risk_coverage(run.images[name], run.images["means.top1"] == 0)
-                # the first tenth hangs on a handful of images
+                # the first tenth depends on a handful of images
                 picked = [round(len(curve.risk) * (0.1 + 0.9 * k / POINTS)) - 1 for k in range(POINTS + 1)]
                 picked = sorted({max(0, at) for at in picked})
                 x, y = curve.coverage[picked].tolist(), curve.risk[picked].tolist()
                 lines.append(Line(x, y, i, thin=name != "score.max_softmax"))
-    note = "Part of wrong answers among the surest. Strong: by the probe's top probability. Thin: the label-free score."
-    svg = svg_charts.curves(lines, "risk", "part of the images answered") if lines else ""
+    note = "Error rate among the most certain images. Strong: the probe's top probability. Thin: the label-free score."
+    svg = svg_charts.curves(lines, "risk", "share of the images answered") if lines else ""
     return Picture("Risk and coverage", note, Markup(svg)) if lines else None
 
 
@@ -244,17 +246,17 @@ def _outside_table(run: Run) -> Table | None:
 
 
 def _words(names: Sequence[str]) -> list[str]:
-    """Keys as words, which a narrow page can break."""
+    """Keys as words, so that a narrow page can break them."""
     return [name.replace("_", " ") for name in names]
 
 
 # --------------------------------------------------------------------------------------------------------------- shifts
 
 
-SEVERITIES = ("0", "1", "2", "3", "4", "5")  # 0: the test images as they are
+SEVERITIES = ("0", "1", "2", "3", "4", "5")  # 0: the unchanged test images
 MEASURES = (("ece", "ECE", -1), ("top1", "top-1, %", 1))  # key, name, and which way is better
 
-Look = Callable[[str], Any]  # from a key of evaluation.json to what stands there
+Look = Callable[[str], Any]  # from a key of evaluation.json to its value
 
 
 @dataclass(frozen=True)
@@ -269,29 +271,33 @@ def shift_section(runs: Sequence[Run]) -> Section:
     pictures = []
     for run in tested:
         baseline = baseline_of(run, runs)
-        beside = f", and less those of {baseline.name}: purple is better, orange worse" if baseline else ""
-        note = f"By severity; 0 is no shift{beside}. All at the means."
+        compared = f", and minus those of {baseline.name}: purple is better, orange worse" if baseline else ""
+        note = f"By severity; 0 is no shift{compared}. All at the means."
         svg = svg_charts.cell_maps(shifts_of(run), SEVERITIES, _maps(run, baseline, ranges), f"shifts-{run.name}")
         pictures.append(Picture(run.name, note, Markup(svg), wide=True))
     return Section(
         "Shifts",
         "shifts",
-        "How accuracy and calibration hold when the test images are corrupted; nothing is fitted anew.",
+        "Accuracy and calibration on corrupted test images; nothing is fitted again.",
         pictures,
         legend=False,
-        notes=[_how(run) for run in runs if run not in tested],
-        empty=f"No run is evaluated under shifts: `byov evaluate {runs[0].path} --shifts` adds a heat map.",
+        notes=[
+            f"{run.name} has no such results: `byov evaluate {run.shell_path} --shifts` adds them."
+            for run in runs
+            if run not in tested
+        ],
+        empty=f"No run has been evaluated under shifts: `byov evaluate {runs[0].shell_path} --shifts` adds a heat map.",
     )
 
 
 def shifts_of(run: Run) -> list[str]:
-    """The shifts that the results have, in their order."""
+    """List the shifts of the results, in their order."""
     keys = [key.split(".") for key in run.results if key.startswith("shifts.")]
     return list(dict.fromkeys(parts[1] for parts in keys if len(parts) == 4 and parts[3] in ("ece", "top1")))
 
 
 def baseline_of(run: Run, runs: Sequence[Run]) -> Baseline | None:
-    """The run that `--baseline` named; else the page's first deterministic run on the same data."""
+    """Find the run that `--baseline` named, or else the page's first deterministic run on the same data."""
     if any(key.startswith("baseline.shifts.") for key in run.results):
         name = Path(str(run.settings.get("baseline", {}).get("run", "the baseline"))).name
         return Baseline(name, lambda key: run.results.get(f"baseline.{key}"))
@@ -330,10 +336,6 @@ def _grid(look: Look, shifts: Sequence[str], key: str) -> NDArray[np.float64]:
 
 
 def _range(grids: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
-    """Least and largest, the same for all runs, so that colours can be compared."""
+    """Smallest and largest value over all runs, so that colours can be compared."""
     known = np.concatenate([grid[np.isfinite(grid)] for grid in grids]) if grids else np.empty(0)
     return (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
-
-
-def _how(run: Run) -> str:
-    return f"{run.name} has none: `byov evaluate {run.path} --shifts` adds them."

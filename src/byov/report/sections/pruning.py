@@ -1,4 +1,4 @@
-"""Pruning: what is left of the features at each sparsity, and what it saves."""
+"""The section about pruning: accuracy and features at each sparsity, and what pruning saves."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Any
 
 from markupsafe import Markup
 
+from byov.config import BAYESIAN
 from byov.report.elements import Cell, Picture, Section, Table, TableRow
 from byov.report.plots import svg_charts
 from byov.report.plots.svg_charts import Line
 from byov.report.run_data import Run, finite
 
 PANELS = (  # title, keys of a point of the curve (all but the first are drawn thin), how to read it
-    ("Top-1 when pruned", ("top1", "refitted.top1"), "Strong: the probe of the unpruned encoder. Thin: fitted anew."),
-    ("ECE when pruned", ("ece", "refitted.ece"), "Strong: the probe of the unpruned encoder. Thin: fitted anew."),
+    ("Top-1 when pruned", ("top1", "refitted.top1"), "Strong: the probe of the unpruned encoder. Thin: a new probe."),
+    ("ECE when pruned", ("ece", "refitted.ece"), "Strong: the probe of the unpruned encoder. Thin: a new probe."),
     ("Features when pruned", ("cosine",), "Mean cosine between an image's features before and after."),
 )
 COLUMNS = ("by", "of each", "sparsity", "top-1, %", "unpruned", "bytes, zlib", "unpruned", "images/s", "unpruned")
@@ -25,11 +26,16 @@ def pruning_section(runs: Sequence[Run]) -> Section:
     return Section(
         "Pruning",
         "pruning",
-        "The least needed weights set to 0, nothing trained; a lone dot is what further training made of it.",
+        "The least important weights are set to 0, without training; a single dot is the result of further training.",
         [p for panel in PANELS if (p := _picture(pruned, *panel))],
-        [Table("What it saves", "Of the encoder, as it was pruned.", list(COLUMNS), _rows(pruned))] if pruned else [],
-        empty=f"No run here is pruned: `byov prune {runs[0].path} --sparsity 0.5 --out RUN2` makes one, with a curve.",
+        [Table("What it saves", "Of the encoder, as pruned.", list(COLUMNS), _rows(pruned))] if pruned else [],
+        empty=f"None of these runs is pruned: `{_command(runs[0])}` makes a pruned run, with a curve.",
     )
+
+
+def _command(run: Run) -> str:
+    criterion = "snr" if run.config.method in BAYESIAN else "magnitude"
+    return f"byov prune {run.shell_path} --by {criterion} --sparsity 0.5 --out RUN2"
 
 
 def _picture(pruned: dict[int, Run], title: str, keys: tuple[str, ...], note: str) -> Picture | None:

@@ -1,4 +1,4 @@
-"""Settings and results, key by key: what differs, and all of it to unfold."""
+"""Settings and results, key by key: what differs, and all of them in a fold."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def settings_table(runs: Sequence[Run]) -> KeyTable:
 
 
 def different_settings(runs: Sequence[Run]) -> KeyTable:
-    """What tells the runs apart; of one run, what tells it from the defaults."""
+    """List what differs between the runs, or between a single run and the defaults."""
     alone = len(runs) == 1
     trees = [_settings(run.config) for run in runs] + ([_settings(Config())] if alone else [])
     rows = [row for row in comparison(trees) if row.differs]
@@ -43,7 +43,7 @@ def results_table(runs: Sequence[Run]) -> KeyTable:
 
 
 def comparison(trees: Sequence[dict[str, Any]]) -> list[KeyRow]:
-    """Keys of all trees with each tree's value, and whether they differ."""
+    """List the keys of all trees with each tree's value, and whether they differ."""
     rows = []
     for key in dict.fromkeys(key for tree in trees for key in tree):
         values = [_plain(tree.get(key)) for tree in trees]

@@ -18,13 +18,13 @@ from byov.report.run_data import Run, finite
 
 @dataclass(frozen=True)
 class Panel:
-    """A curve over training and how to read it."""
+    """A curve over training, and how to read it."""
 
     key: str
     title: str
     note: str
     more: tuple[str, ...] = ()
-    """Further columns in the same panel, drawn thin."""
+    """More columns in the same panel, drawn thin."""
 
 
 TRAINING = (
@@ -41,7 +41,7 @@ TRAINING = (
         "Loss minus data term: what the KL weighs after β and temperature.",
     ),
     Panel("beta", "β", "Weight of the KL over training."),
-    Panel("tau", "τ", "Decay of the teacher's moving average; at 1 the teacher stands still."),
+    Panel("tau", "τ", "Decay of the teacher's moving average; at 1 the teacher does not move."),
     Panel("lr", "Learning rates", "Of the means; thin: of the log-variances.", ("log_variance_lr",)),
     Panel("grad_norm", "Gradient norm", "Of the means, before clipping. Spikes are unstable steps."),
 )
@@ -49,22 +49,22 @@ MONITORS = (
     Panel(
         "feature_std",
         "Feature spread",
-        "Of the directions of the encoder's features. 1: they fill the sphere; falling to 0: all images look alike.",
+        "Of the directions of the encoder's features. 1: they fill the sphere; falling to 0: all images are the same.",
     ),
     Panel(
         "projection_std", "Projection spread", "The same after the projector. Near 1 is healthy; at 0 it has collapsed."
     ),
-    Panel("effective_rank", "Effective rank", "Dimensions the features really use. Near 1: collapse to a line."),
+    Panel("effective_rank", "Effective rank", "Dimensions that the features actually use. Near 1: collapse to a line."),
     Panel("teacher_moved", "Teacher moved", "How far a step moves the teacher. It shrinks to 0 as τ goes to 1."),
     Panel(
         "knn",
         "Online kNN",
-        "Accuracy of a nearest-neighbour vote, with no training. It should rise, and above the untrained.",
+        "Accuracy of a nearest-neighbour vote, without a probe. It should rise above that of the untrained encoder.",
     ),
     Panel(
         "images_per_second",
         "Throughput",
-        "Images a second. Dips are checkpoints, kNN checks, or another job on the machine.",
+        "Images per second. Dips are checkpoints, kNN checks, or another job on the machine.",
     ),
     Panel("memory_mib", "Memory", "MiB of the process. It should be flat; a slope is a leak."),
 )
@@ -84,19 +84,19 @@ def monitor_section(runs: Sequence[Run]) -> Section:
     return Section(
         "Monitors",
         "monitors",
-        "What would show early that a run goes wrong.",
+        "Early signs of a run that goes wrong.",
         [picture for panel in MONITORS if (picture := _curve_picture(runs, panel))],
         empty="No monitor has been logged yet.",
     )
 
 
 def _curve_picture(runs: Sequence[Run], panel: Panel) -> Picture | None:
-    """The panel's figure, or None where no run logged it."""
+    """The panel's figure, or None if no run logged it."""
     lines = []
     for i, run in enumerate(runs):
         for key in (panel.key, *panel.more):
             x, y = _kl_in_loss(run) if key == "kl_in_loss" else run.curve(key)
-            if x and any(y):  # a column of zeros (a KL without random weights) says nothing
+            if x and any(y):  # a column of zeros, such as the KL without random weights, is not shown
                 lines.append(Line(x, y, i, thin=key != panel.key))
     if not lines:
         return None
@@ -112,7 +112,6 @@ def _kl_in_loss(run: Run) -> tuple[list[float], list[float]]:
 
 
 def posterior_section(runs: Sequence[Run]) -> Section:
-    """Sigma and SNR: mean and maximum over all weights, then layer by layer."""
     pictures = []
     for quantity, title, note in (
         ("sigma", "σ of the weights", "Strong: mean over all random weights. Thin: the largest of any weight."),
@@ -130,14 +129,14 @@ def posterior_section(runs: Sequence[Run]) -> Section:
             pictures.append(Picture(title, note, Markup(svg_charts.curves(lines, quantity))))
     for i, run in enumerate(runs):
         if run.posterior:
-            note = "One row a layer, from the input at the top to the output at the bottom. Blank: 0 or not logged."
+            note = "One row per layer, from the input at the top to the output at the bottom. Blank: 0 or not logged."
             pictures.append(
                 Picture(f"{run.name}: layer by layer", note, Markup(_heat_maps(run, f"heat-{i}")), wide=True)
             )
     return Section(
         "Posterior",
         "posterior",
-        "How sure the run is of its weights, over training. Layers with a low signal to noise can be pruned first.",
+        "How certain the run is of its weights, over training. Layers with a low signal to noise can be pruned first.",
         pictures,
         empty="None of these runs has random weights, or none has finished an epoch: there is no sigma to show.",
     )
