@@ -15,7 +15,7 @@ IN_A_FOLDER = 1000
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    from byov.data.listing import list_images
+    from byov.data.image_files import list_images
 
     count, rounds = (FEW, 1) if quick else (PATHS, 3)
     with tempfile.TemporaryDirectory() as place:

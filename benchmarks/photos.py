@@ -63,7 +63,7 @@ def reencode(photos: Path, out: Path, count: int, seed: int = 0) -> list[Path]:
     """
     from byov._core.errors import BadInput
     from byov._core.threads import for_each
-    from byov.data.listing import list_images
+    from byov.data.image_files import list_images
 
     found = [photos / file.path for file in list_images(photos).files]
     if not found:

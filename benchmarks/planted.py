@@ -37,7 +37,7 @@ from PIL import Image
 
 from byov._core.errors import BadInput
 from byov._core.files import folder_written_whole, write_json
-from byov.data.listing import list_images
+from byov.data.image_files import list_images
 from byov.data.sources import open_source
 from byov.metrics.ranking import auroc
 from odd_images import RENDERERS, Array, darkened, enlarged, varied

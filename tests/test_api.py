@@ -19,9 +19,9 @@ from torch import nn
 
 import byov
 from byov import BadInput
-from byov.data.decode import decode
+from byov.data.image_files import decode
 from byov.data.image_folder import storage_side
-from byov.data.resample import resized
+from byov.data.transforms import resized
 
 SMALL: dict[str, Any] = {
     "images": 64,

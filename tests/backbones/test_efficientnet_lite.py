@@ -18,7 +18,7 @@ from byov.backbones.efficientnet_lite import (
     same_convolution,
 )
 from byov.config import Model
-from byov.data.resample import resized
+from byov.data.transforms import resized
 
 INSTALLED = all(efficientnet_lite.is_installed(name) for name in SIZES)
 with_weights = pytest.mark.skipif(not INSTALLED, reason="the extra `pretrained` is not installed")

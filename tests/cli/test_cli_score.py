@@ -18,8 +18,8 @@ from PIL import Image
 import byov
 from byov.cli.main import main
 from byov.cli.tables import oddest
-from byov.data.resample import resized
 from byov.data.sources import open_source
+from byov.data.transforms import resized
 from byov.inference.load import load
 from byov.scoring import table as scoring
 from byov.scoring.candidates import DEFAULT, DEFAULT_AT_MEANS

@@ -18,9 +18,9 @@ from byov._compiled import kernels
 from byov._core import randomness
 from byov._core.randomness import hashed_uniforms
 from byov.config import View
-from byov.data import colour, compiled_views, resample
+from byov.data import compiled_views, transforms
 from byov.data.compiled_views import hash_uniforms, make_views
-from byov.data.resample import Boxes
+from byov.data.transforms import Boxes
 from byov.data.views import NUMBERS, Parameters, draw_parameters, fill_by_loops, fill_by_tensors, view
 
 FULL = View(crop_area=(0.08, 1.0), flip=0.5, grey=0.2, blur=0.5, solarise=0.2)
@@ -117,7 +117,7 @@ def test_numba_is_imported_with_the_first_view_only() -> None:
 
 def test_what_is_compiled_in_from_other_files_is_named_here() -> None:
     # numba keeps a loop until its own file changes: where this fails, write the new digest into compiled_views.py
-    taken = colour.LUMA, randomness.MIX, randomness.GAMMA, getsource(resample.blur_kernel_size), kernels.OPTIONS
+    taken = transforms.LUMA, randomness.MIX, randomness.GAMMA, getsource(transforms.blur_kernel_size), kernels.OPTIONS
     assert sha256(repr(taken).encode()).hexdigest()[:16] == compiled_views.ELSEWHERE
 
 
@@ -127,7 +127,7 @@ def test_parameters_of_other_images_and_unknown_operations_are_refused() -> None
         fill_by_loops(out, images, parameters._replace(factors=parameters.factors[:, :3]))
     with pytest.raises(ValueError, match="other images"):
         fill_by_loops(out, images, parameters._replace(grey=parameters.grey[:2]))
-    with pytest.raises(ValueError, match="an operation that there is not"):
+    with pytest.raises(ValueError, match="an unknown operation"):
         fill_by_loops(out, images, parameters._replace(order=parameters.order + 1))
 
 

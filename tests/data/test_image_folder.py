@@ -20,11 +20,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from byov._core.errors import BadInput
-from byov.data import image_cache
-from byov.data.decode import Unusable, decode
+from byov.data import image_folder
+from byov.data.image_files import File, Unusable, decode
 from byov.data.image_folder import class_names, split_roots, storage_side
 from byov.data.images import ImageSet
-from byov.data.listing import File
 from byov.data.sources import Source, open_source
 
 SIZE = 16  # the network's; the images are kept with 24
@@ -113,7 +112,7 @@ def test_the_storage_side_is_a_little_larger(size: int) -> None:
 def test_the_number_of_threads_changes_nothing(photos: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(photos, *(f"{i}.jpg" for i in range(30)))
     spoil(photos, "11.jpg", "5.jpg")
-    monkeypatch.setattr(image_cache, "AT_ONCE", 2)
+    monkeypatch.setattr(image_folder, "AT_ONCE", 2)
     threads, files = torch.get_num_threads(), []
     try:
         for count in (1, 2, 3):
@@ -292,7 +291,7 @@ def no_decoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         def fail(*_: object) -> None:
             raise AssertionError("decoded again")
 
-        monkeypatch.setattr("byov.data.decode.decode", fail)
+        monkeypatch.setattr("byov.data.image_files.decode", fail)
 
     yield forbid
 
@@ -360,11 +359,11 @@ def test_a_file_that_may_be_read_by_now(photos: Path, monkeypatch: pytest.Monkey
             raise Unusable("permission denied", lasting=False)
         return decode(path, side)
 
-    monkeypatch.setattr("byov.data.decode.decode", guarded)
+    monkeypatch.setattr("byov.data.image_files.decode", guarded)
     assert "b.jpg (permission denied)" in load(photos)[1][0]
     images, said = load(photos)
     assert len(images) == 1 and len(said) == 1  # still not
-    monkeypatch.setattr("byov.data.decode.decode", decode)
+    monkeypatch.setattr("byov.data.image_files.decode", decode)
     assert len(load(photos)[0]) == 2
     no_decoding()
     assert len(load(photos)[0]) == 2
@@ -372,7 +371,7 @@ def test_a_file_that_may_be_read_by_now(photos: Path, monkeypatch: pytest.Monkey
 
 def test_an_interruption_leaves_nothing(photos: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(photos, *(f"{i}.jpg" for i in range(9)))
-    monkeypatch.setattr(image_cache, "AT_ONCE", 2)
+    monkeypatch.setattr(image_folder, "AT_ONCE", 2)
 
     def interrupt(what: str, done: int, total: int) -> None:
         if done >= 4:

@@ -16,7 +16,7 @@ from byov._core.errors import BadInput
 from byov.backbones._torchvision import import_torchvision
 from byov.config import View, Views
 from byov.data import views
-from byov.data.resample import blur_kernel_size
+from byov.data.transforms import blur_kernel_size
 from byov.data.views import Parameters, draw_parameters, two_views, view
 
 FULL = View(crop_area=(0.08, 1.0), flip=0.5, blur=0.5, solarise=0.2)

@@ -13,7 +13,7 @@ from PIL import Image
 import handmade
 from byov._core.errors import BadInput
 from byov.data.images import ImageSet
-from byov.data.resample import resized
+from byov.data.transforms import resized
 from byov.evaluation.labelled import load_labelled
 from byov.inference.inputs import at_side, in_channels, spread
 from byov.inference.load import Run

@@ -11,8 +11,8 @@ import torch
 import byov
 from byov._core.errors import BadInput
 from byov.config import Config, Model, Monitor, Optim
-from byov.data.resample import resized
 from byov.data.sources import open_source
+from byov.data.transforms import resized
 from byov.evaluation.evaluate import evaluate
 from byov.inference.features import features_of
 from byov.inference.load import load

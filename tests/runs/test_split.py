@@ -13,8 +13,8 @@ import tiny
 from byov._core.errors import BadInput
 from byov._core.randomness import RandomStream
 from byov.config import Config, Model, Monitor, Optim, read_config
-from byov.data.resample import resized
 from byov.data.sources import open_source
+from byov.data.transforms import resized
 from byov.runs import split
 from byov.runs.folder import RunFolder
 from byov.runs.split import BANK, divide, read_pixels, write_pixels

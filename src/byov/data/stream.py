@@ -21,12 +21,11 @@ from torch import Tensor
 from byov._core.callbacks import Progress, Say, say_on_stderr
 from byov._core.errors import BadInput
 from byov._core.threads import in_order
-from byov.data.decode import AT_ONCE, Pixels, Unusable, decode, decode_some, pillow_left_to_us
-from byov.data.image_cache import shown
-from byov.data.image_folder import list_folder, no_images, split_roots, storage_side
+from byov.data.image_files import AT_ONCE, Pixels, Unusable, decode, decode_some, pillow_left_to_us
+from byov.data.image_folder import list_folder, no_images, shown, split_roots, storage_side
 from byov.data.images import ImageSet
-from byov.data.resample import resized
 from byov.data.sources import Source, open_source
+from byov.data.transforms import resized
 
 
 class Chunk(NamedTuple):

@@ -21,8 +21,7 @@ from byov._core.errors import BadInput
 from byov._core.randomness import folds, hashed_uniforms
 from byov._core.threads import for_each
 from byov.config import View, Views
-from byov.data.colour import NEUTRAL, grey_, jitter_, solarise_
-from byov.data.resample import Boxes, blur_, resized_crop
+from byov.data.transforms import NEUTRAL, Boxes, blur_, grey_, jitter_, resized_crop, solarise_
 
 TRIES = 10  # of a crop, before the fallback: torchvision's RandomResizedCrop
 NUMBERS = 2 * TRIES + 13  # uniform numbers an image

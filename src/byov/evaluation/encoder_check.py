@@ -20,7 +20,7 @@ from torch.nn.functional import normalize
 from byov._core.callbacks import Progress
 from byov._core.randomness import RandomStream
 from byov.config import View
-from byov.data.resample import resized
+from byov.data.transforms import resized
 from byov.data.views import view
 from byov.inference.features import features_of
 from byov.inference.inputs import spread

@@ -25,7 +25,7 @@ from torch import Tensor
 from byov._core.callbacks import Progress
 from byov._core.errors import BadInput
 from byov._core.files import without_prefix, write_atomically
-from byov.data.resample import resized
+from byov.data.transforms import resized
 from byov.evaluation.partial_results import digest
 from byov.evaluation.probe import Probe
 from byov.inference.features import BATCH, features_of, outputs_of

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from byov._core.callbacks import Say, say_on_stderr
 from byov._core.errors import BadInput
-from byov.data.decode import Unusable, decode_picture
+from byov.data.image_files import Unusable, decode_picture
 from byov.data.image_folder import storage_side
-from byov.data.resample import resized
 from byov.data.stream import Stream, open_stream
+from byov.data.transforms import resized
 from byov.inference.inputs import in_channels
 from byov.inference.load import Run
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from byov._core.threads import in_order
 from byov.backbones import Encoder
 from byov.backbones.folded_copy import inference_copy
-from byov.data.resample import resized
+from byov.data.transforms import resized
 from byov.posterior import Posterior
 
 BATCH = 128  # images at a time; from 64 to 512 the speed on one core is the same within 8%; memory is not

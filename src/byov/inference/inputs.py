@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from byov.data.colour import luma
-from byov.data.resample import resized
+from byov.data.transforms import luma, resized
 from byov.inference.load import Run
 
 BLOCK = 4096  # images converted or resized at a time

@@ -25,8 +25,8 @@ from torch import Tensor
 from byov._core.errors import BadInput
 from byov._core.files import write_atomically
 from byov._core.randomness import RandomStream, generator
-from byov.data.resample import resized
 from byov.data.sources import open_source
+from byov.data.transforms import resized
 from byov.inference.features import at_this_draw, before_draws
 from byov.inference.load import Run
 from byov.posterior import Posterior

@@ -28,8 +28,8 @@ from byov._core.errors import BadInput
 from byov._core.files import folder_written_whole, without_prefix, write_json, write_text
 from byov.config import Config, same_source, to_dict, to_yaml
 from byov.data.images import ImageSet
-from byov.data.resample import resized
 from byov.data.sources import open_source
+from byov.data.transforms import resized
 from byov.evaluation.probe import Probe, fit_probe
 from byov.inference.features import features_of
 from byov.inference.inputs import in_channels

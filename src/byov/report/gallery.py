@@ -18,7 +18,7 @@ from PIL import Image
 
 from byov._core.callbacks import Progress
 from byov._core.files import write_text
-from byov.data.decode import Pixels
+from byov.data.image_files import Pixels
 from byov.data.stream import Stream
 from byov.report.elements import fill
 from byov.scoring.near_duplicates import THRESHOLD, Group, near_duplicates

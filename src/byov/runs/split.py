@@ -19,7 +19,7 @@ from byov._core.files import write_atomically, write_json
 from byov._core.randomness import RandomStream, fold, permutation
 from byov.config import Config
 from byov.data.images import Split
-from byov.data.resample import resized
+from byov.data.transforms import resized
 from byov.runs.folder import RunFolder
 
 BANK = 4000  # images: 2% of them, which draws should agree on, are some tens; each draw passes them all

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from byov._core.callbacks import Say, say_on_stderr
-from byov.data.resample import resized
+from byov.data.transforms import resized
 from byov.inference.features import BATCH, features_of
 from byov.inference.inputs import spread
 from byov.inference.load import Run

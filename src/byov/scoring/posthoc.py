@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from byov._core.callbacks import Progress
-from byov.data.resample import resized
+from byov.data.transforms import resized
 from byov.inference.features import at_this_draw, before_draws
 from byov.inference.reference import aligned, at_draw, moments_of
 from byov.posterior import Posterior

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from byov._core.callbacks import Progress, Say, say_on_stderr
 from byov._core.errors import BadInput
-from byov.data.resample import resized
+from byov.data.transforms import resized
 from byov.inference.features import BATCH, at_this_draw, before_draws
 from byov.inference.inputs import in_channels
 from byov.inference.load import Run

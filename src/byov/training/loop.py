@@ -23,7 +23,7 @@ from byov._core.files import without_prefix, write_json
 from byov._core.randomness import RandomStream, permutation
 from byov.config import Config, differences, merge, to_dict
 from byov.data.images import ImageSet
-from byov.data.resample import resized
+from byov.data.transforms import resized
 from byov.metrics.representation import knn_accuracy
 from byov.runs import checkpoints
 from byov.runs.folder import RunFolder

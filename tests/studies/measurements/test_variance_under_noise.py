@@ -9,7 +9,7 @@ from scipy.stats import pearsonr, spearmanr
 
 import handmade
 from byov._core.randomness import uniforms
-from byov.data.corruptions import gaussian_noise
+from byov.data.shifts import gaussian_noise
 from byov.studies.measurements.variance_under_noise import STRENGTHS, noise_statistics, noisy_variances
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from byov._core.errors import BadInput
 from byov.config import BAYESIAN, same_source
 from byov.data.images import ImageSet
-from byov.data.resample import resized
 from byov.data.sources import open_source
+from byov.data.transforms import resized
 from byov.evaluation.evaluate import fingerprint
 from byov.metrics.ranking import risk_coverage
 from byov.report.elements import Cell, Column, Picture, Section, Strip, Table, TableRow, Thumbnail, rows_of

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from byov._core.callbacks import Say
 from byov._core.randomness import RandomStream, permutation
-from byov.data.resample import resized
+from byov.data.transforms import resized
 from byov.evaluation.labelled import Subject, subject_of
 from byov.inference.inputs import spread
 from byov.inference.load import Run, load

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from byov._core.randomness import uniforms
-from byov.data.corruptions import gaussian_noise
+from byov.data.shifts import gaussian_noise
 from byov.data.sources import open_source
 from byov.evaluation.predictive import Level, predict_levels
 from byov.inference.inputs import at_side, spread

@@ -1,0 +1,218 @@
+"""Crop, resize, blur and colour changes as tensor operations on batches, each image with its own parameters.
+
+Resizing is antialiased bicubic (a = -1/2), as in `torch.nn.functional.interpolate(..., antialias=True)`. The colour
+operations and their clamps are torchvision's. In-place functions end in an underscore, as in torch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # columns of `factors`, values of `order`
+NEUTRAL = (1.0, 1.0, 1.0, 0.0)  # factors that change nothing
+LUMA = (0.2989, 0.587, 0.114)  # ITU-R 601-2, torchvision's digits
+
+
+# ------------------------------------------------------------------------------------------------------ crop and resize
+
+
+class Boxes(NamedTuple):
+    """One crop an image, in pixels; every field is an int64 tensor (B,)."""
+
+    top: Tensor
+    left: Tensor
+    height: Tensor
+    width: Tensor
+
+
+def resized_crop(images: Tensor, boxes: Boxes, flip: Tensor, out: Tensor) -> Tensor:
+    """Crops each image to its box, resizes it to the size of `out` and mirrors it where `flip`.
+
+    images: uint8 (B, C, H, W); out: float32 (B, C, size, size), filled with values in [0, 1].
+
+    Two batched matrix products; the flip costs nothing. The channels stand between rows and columns on the way, so that
+    each product takes all of them at once.
+    """
+    batch, channels, height, width = images.shape
+    size = out.shape[3]
+    unflipped = torch.zeros_like(flip)
+    if height == width:  # half the calls
+        start, length = torch.cat((boxes.top, boxes.left)), torch.cat((boxes.height, boxes.width))
+        rows, columns = resize_matrices(start, length, torch.cat((unflipped, flip)), size, width).chunk(2)
+    else:
+        rows = resize_matrices(boxes.top, boxes.height, unflipped, size, height)
+        columns = resize_matrices(boxes.left, boxes.width, flip, size, width)
+    pixels = images.new_empty((batch, height, channels, width), dtype=torch.float32).copy_(images.transpose(1, 2))
+    wide = torch.bmm(pixels.view(batch, height * channels, width), columns.transpose(1, 2))
+    small = torch.bmm(rows, wide.view(batch, height, channels * size)).view(batch, size, channels, size)
+    return torch.mul(small.transpose(1, 2), 1 / 255, out=out).clamp_(0, 1)
+
+
+def resized(images: Tensor, size: int) -> Tensor:
+    """Whole images (B, C, H, W) at the side `size`, nothing random: uint8 stays uint8, floats stay in [0, 1]."""
+    if images.shape[2:] == (size, size):
+        return images
+    small = F.interpolate(images.to(torch.float32), (size, size), mode="bicubic", antialias=True)
+    return small.round_().clamp_(0, 255).to(torch.uint8) if images.dtype == torch.uint8 else small.clamp_(0, 1)
+
+
+def resize_matrices(start: Tensor, length: Tensor, flip: Tensor, size: int, total: int) -> Tensor:
+    """(B, size, total) matrices: each resizes pixels [start, start + length) of a line of `total` pixels to `size`.
+
+    A flip reverses the rows. Only the few taps of an output pixel are computed, then put in their places.
+    """
+    scale = length.to(torch.float32) / size
+    stretch = scale.clamp(min=1)  # antialias: when shrinking, the filter widens with the step between output pixels
+    taps = 2 * math.ceil(2 * max(total / size, 1)) + 1
+    position = torch.arange(size, device=start.device)
+    position = torch.where(flip[:, None], size - 1 - position, position)
+    centre = scale[:, None] * (position + 0.5)
+    first = (centre - 2 * stretch[:, None] + 0.5).clamp_(min=0).floor_()
+    pixel = first[:, :, None] + torch.arange(taps, device=start.device)
+    weights = _cubic((pixel + 0.5 - centre[:, :, None]).div_(stretch[:, None, None]).abs_())
+    weights.mul_(pixel < length[:, None, None])
+    weights.div_(weights.sum(2, keepdim=True))
+    # Taps beyond the box weigh 0 but still need a place of their own: `taps` more columns, cut off in the end.
+    matrices = weights.new_zeros((len(start), size, total + taps))
+    matrices.scatter_(2, pixel.to(torch.int64) + start[:, None, None], weights)
+    return matrices[:, :, :total]
+
+
+def _cubic(distance: Tensor) -> Tensor:
+    """Keys' cubic kernel with a = -1/2."""
+    near = (1.5 * distance - 2.5) * distance * distance + 1
+    far = ((-0.5 * distance + 2.5) * distance - 4) * distance + 2
+    return torch.where(distance < 1, near, torch.where(distance < 2, far, torch.zeros_like(far)))
+
+
+# ----------------------------------------------------------------------------------------------------------------- blur
+
+
+def blur_kernel_size(size: int) -> int:
+    """A tenth of the side, odd: BYOL's 23 at 224 pixels."""
+    return max(3, size // 10 | 1)
+
+
+def gaussian_blur(images: Tensor, sigma: Tensor) -> Tensor:
+    """Blurs each image by its own sigma (B,) in pixels, with mirrored borders.
+
+    Two depthwise convolutions with the images' channels side by side.
+    """
+    batch, channels, height, width = images.shape
+    taps = blur_kernel_size(min(height, width))
+    reach = taps // 2
+    offsets = torch.arange(-reach, reach + 1, device=images.device, dtype=torch.float32)
+    kernels = torch.softmax(-0.5 * (offsets / sigma[:, None]) ** 2, dim=1)
+    kernels = kernels.repeat_interleave(channels, 0)
+    planes = F.pad(images, (reach,) * 4, mode="reflect").view(1, batch * channels, height + 2 * reach, -1)
+    planes = F.conv2d(planes, kernels[:, None, :, None], groups=batch * channels)
+    return F.conv2d(planes, kernels[:, None, None, :], groups=batch * channels).view_as(images)
+
+
+def blur_(images: Tensor, sigma: Tensor, chosen: Tensor) -> Tensor:
+    """Blurs the chosen images (bool (B,)), each by its own sigma (B,). The clamp is for rounding: 1 stays 1."""
+    rows = chosen.nonzero()[:, 0]
+    if len(rows) == len(images):
+        torch.clamp(gaussian_blur(images, sigma), 0, 1, out=images)
+    elif len(rows):
+        images.index_copy_(0, rows, gaussian_blur(images.index_select(0, rows), sigma[rows]).clamp_(0, 1))
+    return images
+
+
+# --------------------------------------------------------------------------------------------------------------- colour
+
+
+def luma(images: Tensor) -> Tensor:
+    """The grey value of RGB images: (B, 3, H, W) -> (B, 1, H, W)."""
+    red, green, blue = images.unbind(1)
+    return (red * LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2]).unsqueeze_(1)
+
+
+def jitter_(images: Tensor, order: Tensor, factors: Tensor) -> Tensor:
+    """Applies the four operations to each image in its own order.
+
+    order: (B, 4), a permutation of BRIGHTNESS, CONTRAST, SATURATION, HUE in each row.
+    factors: (B, 4), by operation; factor 1 and hue shift 0 leave an image as it is.
+
+    The hue, the dearest, is shifted once for all images: before it come the blends (all others blend an image with
+    something) that precede it, after it those that follow. The images are sorted by how many precede, so that each
+    blend works on neighbours. Images that no operation changes are left out. On grey images saturation and hue are.
+    """
+    grey = images.shape[1] == 1
+    left_out = (order == HUE) | (order == SATURATION) if grey else order == HUE
+    blends = order[~left_out].view(len(images), -1)
+    before = torch.zeros_like(order[:, 0]) if grey else order.argmax(1)  # HUE is the greatest of the four
+    unchanged = (factors == torch.tensor(NEUTRAL, device=factors.device)).all(1)
+    before, rows = before.masked_fill_(unchanged, 4).sort()
+    ends = torch.searchsorted(before, torch.arange(4, device=before.device), right=True).tolist()  # of 0, 1, 2, 3
+    rows = rows[: ends[3]]
+    if not len(rows):
+        return images
+    kinds, changed, factors = blends[rows], images.index_select(0, rows), factors[rows]
+    strengths = factors.gather(1, kinds)
+    if not grey:
+        for slot in range(3):
+            blend_(changed[ends[slot] :], kinds[ends[slot] :, slot], strengths[ends[slot] :, slot])
+        if bool(factors[:, HUE].any()):
+            changed = shift_hue(changed, factors[:, HUE])
+    for slot in range(blends.shape[1]):
+        blend_(changed[: ends[slot]], kinds[: ends[slot], slot], strengths[: ends[slot], slot])
+    return images.index_copy_(0, rows, changed)
+
+
+def blend_(images: Tensor, kind: Tensor, factor: Tensor) -> Tensor:
+    """Brightness, contrast or saturation, as `kind` says for each image: clamp(factor * x + (1 - factor) * target).
+
+    The target is black for brightness, the mean grey of the image for contrast, its grey pixels for saturation.
+    """
+    kind, factor = kind.view(-1, 1, 1, 1), factor.view(-1, 1, 1, 1)
+    if images.shape[1] == 1:
+        target = images.mean((1, 2, 3), keepdim=True).mul_(kind == CONTRAST)
+    else:
+        target = luma(images)
+        mean = target.mean((1, 2, 3), keepdim=True).mul_(kind == CONTRAST)
+        target.mul_(kind == SATURATION).add_(mean)
+    return images.lerp_(target, 1 - factor).clamp_(0, 1)
+
+
+def shift_hue(images: Tensor, shift: Tensor) -> Tensor:
+    """The images with their hue turned by `shift` (B,), in turns.
+
+    Hexcone HSV without its six cases: a channel is value - chroma * clamp(2 - 6 d, 0, 1), d being the distance on the
+    circle, in turns, from the hue to the channel's complement.
+    """
+    red, green, blue = images.unbind(1)
+    value = torch.maximum(torch.maximum(red, green), blue)
+    chroma = value - torch.minimum(torch.minimum(red, green), blue)
+    # 0/1 in float32 and `lerp` instead of `==` and `where`, which are not vectorised: a quarter of the time.
+    is_red, is_green = (torch.eq(value, plane, out=torch.empty_like(value)) for plane in (red, green))
+    sixths = (red - green).add_(chroma, alpha=4)
+    sixths.lerp_((blue - red).add_(chroma, alpha=2), is_green).lerp_(green - blue, is_red)
+    hue = sixths.div_(chroma.clamp(min=1e-12).mul_(6)).add_(shift[:, None, None])
+    complements = torch.tensor([1 / 2, 5 / 6, 1 / 6], device=images.device)  # cyan, magenta, yellow
+    distance = hue[:, None] - complements[:, None, None]
+    distance.sub_(distance.round()).abs_()
+    share = torch.rsub(distance, 2, alpha=6).clamp_(0, 1)
+    return torch.addcmul(value[:, None], chroma[:, None], share, value=-1)
+
+
+def grey_(images: Tensor, chosen: Tensor) -> Tensor:
+    """Takes the colour from the chosen images (bool (B,))."""
+    rows = chosen.nonzero()[:, 0]
+    if len(rows) and images.shape[1] > 1:
+        images.index_copy_(0, rows, luma(images.index_select(0, rows)).expand(-1, images.shape[1], -1, -1))
+    return images
+
+
+def solarise_(images: Tensor, chosen: Tensor) -> Tensor:
+    """Inverts the pixels from one half on in the chosen images (bool (B,))."""
+    rows = chosen.nonzero()[:, 0]
+    if len(rows):
+        part = images.index_select(0, rows)
+        images.index_copy_(0, rows, torch.minimum(part, 1 - part))  # in [0, 1] the same as the condition x >= 1/2
+    return images
