@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from byov.data import image_files
-from byov.data.image_files import Unusable, decode, list_images, pillow_left_to_us
+from byov.data.image_files import Unusable, decode, list_images, pillow_unlimited
 
 # -------------------------------------------------------------------------------------------------------------- listing
 
@@ -119,7 +119,7 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
 
 
 def test_it_tells_how_many_were_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_files, "TELL_EVERY", 2)
+    monkeypatch.setattr(image_files, "REPORT_EVERY", 2)
     put(tmp_path, "a/1.jpg", "a/2.jpg", "b/1.jpg", "c/1.jpg")
     told: list[int] = []
     list_images(tmp_path, told.append)
@@ -172,7 +172,7 @@ def colour(path: Path) -> list[int]:
 
 
 def reason(path: Path) -> str:
-    with pytest.raises(Unusable) as caught, pillow_left_to_us():
+    with pytest.raises(Unusable) as caught, pillow_unlimited():
         decode(path, SIDE)
     return str(caught.value)
 
@@ -262,7 +262,7 @@ def test_exif_sets_it_upright(tmp_path: Path, suffix: str, orientation: int) -> 
 
 def test_damaged_exif_does_not_cost_the_picture(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.jpg", picture(), exif=b"Exif\0\0II*\0\xff\xff\xff\xff rubbish")
-    with pillow_left_to_us():
+    with pillow_unlimited():
         assert decode(path, SIDE).shape == (3, SIDE, SIDE)
 
 
@@ -318,15 +318,15 @@ def test_broken_files_say_why(tmp_path: Path) -> None:
     }
     for suffix, data in whole.items():
         (tmp_path / f"cut.{suffix}").write_bytes(data[: len(data) // 2])
-        assert reason(tmp_path / f"cut.{suffix}") == "broken or cut short"
+        assert reason(tmp_path / f"cut.{suffix}") == "damaged or truncated"
     (tmp_path / "empty.jpg").touch()
     assert reason(tmp_path / "empty.jpg") == "empty file"
     (tmp_path / "text.jpg").write_text("<html>404</html>")
-    assert reason(tmp_path / "text.jpg") == "no image"
+    assert reason(tmp_path / "text.jpg") == "not an image"
     (tmp_path / "script.jpg").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n")
-    assert reason(tmp_path / "script.jpg") == "no image"  # PostScript is never run
+    assert reason(tmp_path / "script.jpg") == "not an image"  # PostScript is never run
     saved(tmp_path / "nan.tiff", Image.fromarray(np.full((9, 9), np.nan, np.float32)))
-    assert reason(tmp_path / "nan.tiff") == "values that are not finite"
+    assert reason(tmp_path / "nan.tiff") == "non-finite values"
 
 
 def test_what_may_be_read_another_time_is_told_apart(tmp_path: Path) -> None:
@@ -365,7 +365,7 @@ def test_no_damage_does_more_than_cost_the_file(
         start = int(place * (len(data) - 1))
         data[start : start + len(junk)] = junk
     (tmp_path / "damaged").write_bytes(data[: int(len(data) * cut)])
-    with pillow_left_to_us():
+    with pillow_unlimited():
         try:
             assert decode(tmp_path / "damaged", SIDE).shape == (3, SIDE, SIDE)
         except Unusable as told:

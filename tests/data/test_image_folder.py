@@ -112,7 +112,7 @@ def test_the_storage_side_is_a_little_larger(size: int) -> None:
 def test_the_number_of_threads_changes_nothing(photos: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(photos, *(f"{i}.jpg" for i in range(30)))
     spoil(photos, "11.jpg", "5.jpg")
-    monkeypatch.setattr(image_folder, "AT_ONCE", 2)
+    monkeypatch.setattr(image_folder, "DECODED_AT_ONCE", 2)
     threads, files = torch.get_num_threads(), []
     try:
         for count in (1, 2, 3):
@@ -217,8 +217,8 @@ def test_bad_files_are_skipped_counted_and_named(photos: Path, kept: Path) -> No
     assert str(names) in warning
     assert names.read_text().splitlines() == [
         *(f"bad/{i}.jpg: empty file" for i in (1, 2, 3)),
-        "bad/4.jpg: no image",
-        "cut.jpg: broken or cut short",
+        "bad/4.jpg: not an image",
+        "cut.jpg: damaged or truncated",
         "phone.heic: the format heic is not read",
     ]
 
@@ -244,7 +244,7 @@ def test_what_is_no_folder_of_images(photos: Path, kept: Path, tmp_path: Path) -
     assert "but a.heic (the format heic is not read); give a folder with files that end in" in refused(photos)
     spoil(photos, "a.jpg", "b.jpg")
     sentence = refused(photos)
-    assert f"none of the 2 image files in {photos} can be used (the first is a.jpg: empty file)" in sentence
+    assert f"none of the 2 image files in {photos} can be decoded (the first is a.jpg: empty file)" in sentence
     assert f"{photos / 'a.jpg'} is a file; give the folder" in refused(photos / "a.jpg")
     assert left_in(kept) == []
     for spec in ("folder:", "folder"):
@@ -268,9 +268,7 @@ def test_a_folder_that_may_not_be_looked_into(photos: Path, monkeypatch: pytest.
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(os, "scandir", closed)
-    assert refused(photos) == (
-        f"cannot look into the folder {photos}: permission denied; mend that, or give another folder."
-    )
+    assert refused(photos) == (f"cannot open the folder {photos}: permission denied; fix that, or give another folder.")
 
 
 @pytest.mark.parametrize("size", [0, -5, 3])
@@ -325,7 +323,7 @@ def test_a_changed_folder_is_decoded_anew(photos: Path, kept: Path) -> None:
     old = left_in(kept)
     put(photos, "c.jpg")
     after, said = load(photos)
-    assert len(after) == 3 and said == [f"{photos} has changed since its images were decoded: decoding them anew."]
+    assert len(after) == 3 and said == [f"{photos} has changed since its images were decoded: decoding them again."]
     assert len(left_in(kept)) == 1 and left_in(kept) != old
     assert before.images.shape == (2, 3, 24, 24) and before.images.any()  # whoever has them keeps them
     Image.new("RGB", (30, 20), "black").save(photos / "c.jpg")
@@ -371,7 +369,7 @@ def test_a_file_that_may_be_read_by_now(photos: Path, monkeypatch: pytest.Monkey
 
 def test_an_interruption_leaves_nothing(photos: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(photos, *(f"{i}.jpg" for i in range(9)))
-    monkeypatch.setattr(image_folder, "AT_ONCE", 2)
+    monkeypatch.setattr(image_folder, "DECODED_AT_ONCE", 2)
 
     def interrupt(what: str, done: int, total: int) -> None:
         if done >= 4:
@@ -412,7 +410,7 @@ def test_no_space(photos: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, fil
 def test_a_data_folder_that_cannot_be(photos: Path, kept: Path) -> None:
     put(photos, "a.jpg")
     kept.parent.write_text("a file")
-    assert "cannot keep the images of" in refused(photos)
+    assert "cannot cache the images of" in refused(photos)
 
 
 def test_several_at_once(photos: Path, kept: Path) -> None:

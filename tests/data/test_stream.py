@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,27 @@ def test_which_images_are_meant(tmp_path: Path) -> None:
     assert list(open_stream(str(tmp_path), 8).names) == ["other/3.png", "test/2.png", "train/0.png", "train/1.png"]
     assert list(open_stream(f"folder:{tmp_path}", 8).names) == ["2.png"]
     assert list(open_stream(f"folder:{tmp_path}@train", 8).names) == ["0.png", "1.png"]
+
+
+def test_names_are_real_paths(tmp_path: Path) -> None:
+    names = ["a\nb.png", "é.png"]
+    for name in names:
+        Image.new("L", (8, 8)).save(tmp_path / name)
+    (tmp_path / "new\nline.heic").touch()
+    stream = open_stream(str(tmp_path), 8)
+    assert list(stream.names) == names and len(stream.chunk(0, 2).positions) == 2
+    assert list(stream.unread) == [("new\\nline.heic", "the format heic is not read")]  # only displayed
+
+
+def test_undecodable_bytes_in_names_are_escaped(tmp_path: Path) -> None:
+    Image.new("L", (8, 8)).save(tmp_path / "a.png")
+    try:
+        (tmp_path / "a.png").rename(tmp_path / os.fsdecode(b"\xff\n.png"))
+    except OSError:
+        pytest.skip("this file system refuses such names")
+    stream = open_stream(str(tmp_path), 8)
+    assert list(stream.names) == ["\\udcff\n.png"]  # valid UTF-8, as tables need it
+    assert stream.chunk(0, 1).positions == [0]
 
 
 def test_a_source_in_memory() -> None:

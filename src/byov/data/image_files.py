@@ -21,42 +21,42 @@ from PIL.Image import Resampling, Transpose
 # -------------------------------------------------------------------------------------------------------------- listing
 
 SUFFIXES = frozenset(("jpg", "jpeg", "jpe", "jfif", "png", "bmp", "gif", "webp", "tif", "tiff", "ppm", "pgm"))
-# Photographs too, but in formats that are not read: a user whose folder is full of them should hear of it.
+# Photographs in formats that are not supported: a user whose folder is full of them should be told.
 OTHER_SUFFIXES = frozenset(("heic", "heif", "avif", "jxl", "jp2", "psd", "dng", "cr2", "cr3", "nef", "arw", "orf"))
-TELL_EVERY = 10_000  # files
+REPORT_EVERY = 10_000  # files
 
 
 class File(NamedTuple):
-    """An image file; size and time of a broken link are -1."""
+    """An image file; the size and time of a broken link are -1."""
 
     path: str
-    """Below the listed folder, with / between its parts."""
+    """Below the listed folder, with / as separator."""
     size: int
     mtime_ns: int
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What lies below a folder, sorted by path."""
+    """The image files below a folder, sorted by path."""
 
     files: list[File] = field(default_factory=list)
     unread: list[tuple[str, str]] = field(default_factory=list)
-    """What could not be looked at, or is in a format that is not read: path and reason."""
+    """Folders that cannot be listed, and image files in unsupported formats: path and reason."""
 
     def digest(self) -> str:
-        """Changes when a file is added, removed, renamed or written to."""
+        """Return a SHA-256 that changes when a file is added, removed, renamed or written to."""
         lines = ["\0".join(map(str, row)) for rows in (self.files, self.unread) for row in rows]
         return hashlib.sha256(os.fsencode("\n".join(lines))).hexdigest()
 
 
-def list_images(root: Path, tell: Callable[[int], None] = lambda found: None) -> Listing:
-    """All image files below `root`, by their suffix; `tell` hears now and then how many.
+def list_images(root: Path, report: Callable[[int], None] = lambda found: None) -> Listing:
+    """List all image files below `root`, by their suffix; `report` is called now and then with their number.
 
-    Hidden files and folders are left out. Links are followed; a folder that is reached twice is listed once, so that
-    a link to a parent ends. Only an error at `root` itself is raised. A million files, with their digest, took 15
-    seconds on two busy cores, 35 where the disk had to be read.
+    Hidden files and folders are skipped. Links are followed; a folder that is reached twice is listed once, so a link
+    to a parent does not loop. Only an error at `root` itself is raised. Listing a million files, with their digest,
+    took 15 seconds on two busy cores, and 35 when the disk had to be read.
     """
-    listing, told = Listing(), 0
+    listing, reported = Listing(), 0
     seen: set[tuple[int, int]] = set()
     waiting = [(str(root), "")]
     while waiting:
@@ -73,18 +73,18 @@ def list_images(root: Path, tell: Callable[[int], None] = lambda found: None) ->
                 raise
             listing.unread.append((prefix, (error.strerror or str(error)).lower()))
             continue
-        # Taken from the end: in the order of names, links last, so that what is reached twice has its own name.
+        # Popped from the end: in the order of names, links last, so that a folder reached twice has its own name.
         waiting += [(f"{folder}/{name}", f"{prefix}{name}/") for _, name in sorted(folders, reverse=True)]
-        if len(listing.files) - told >= TELL_EVERY:
-            told = len(listing.files)
-            tell(told)
+        if len(listing.files) - reported >= REPORT_EVERY:
+            reported = len(listing.files)
+            report(reported)
     listing.files.sort()
     listing.unread.sort()
     return listing
 
 
 def _take(entries: Iterable[os.DirEntry[str]], prefix: str, listing: Listing) -> list[tuple[bool, str]]:
-    """Puts a folder's images into the listing; returns its folders: whether a link, and the name."""
+    """Add a folder's images to the listing; returns its folders: whether a link, and the name."""
     folders = []
     for entry in entries:
         name = entry.name
@@ -97,10 +97,10 @@ def _take(entries: Iterable[os.DirEntry[str]], prefix: str, listing: Listing) ->
         if suffix in SUFFIXES:
             try:
                 status = entry.stat()
-            except OSError:  # a link to nowhere: decoding will say so
+            except OSError:  # a broken link: decoding reports it
                 listing.files.append(File(prefix + name, -1, -1))
                 continue
-            if stat.S_ISREG(status.st_mode):  # reading from a pipe would wait for ever
+            if stat.S_ISREG(status.st_mode):  # reading a pipe would block
                 listing.files.append(File(prefix + name, status.st_size, status.st_mtime_ns))
         elif suffix in OTHER_SUFFIXES:
             listing.unread.append((prefix + name, f"the format {suffix} is not read"))
@@ -110,7 +110,7 @@ def _take(entries: Iterable[os.DirEntry[str]], prefix: str, listing: Listing) ->
 def is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself, or to where we may not look
+    except OSError:  # a link to itself, or no permission
         return False
 
 
@@ -122,10 +122,10 @@ def suffix_of(name: str) -> str:
 
 Pixels = NDArray[np.uint8]
 
-PIXEL_LIMIT = 100_000_000  # held in memory: 300 MB of RGB a thread; phones make 50 to 200 megapixels, in JPEG
-# No others: PostScript and its like would start programs. (Pillow opens a phone's MPO as a JPEG.)
+PIXEL_LIMIT = 100_000_000  # in memory: 300 MB of RGB per thread; phones make 50 to 200 megapixels, in JPEG
+# No others: PostScript and the like would start programs. (Pillow opens a phone's MPO as a JPEG.)
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-_ORIENTATION = 0x0112  # EXIF's tag; its values 2 to 8, and what sets such a picture upright
+_ORIENTATION = 0x0112  # EXIF's tag; below, the transposition that undoes each value
 _UPRIGHT = {
     2: Transpose.FLIP_LEFT_RIGHT,
     3: Transpose.ROTATE_180,
@@ -136,24 +136,29 @@ _UPRIGHT = {
     8: Transpose.ROTATE_90,
 }
 
-AT_ONCE = 32  # files that a thread decodes before it hands them over
+DECODED_AT_ONCE = 32  # files per task of a thread
 
 _pillow = Lock()
 
 
 class Unusable(Exception):
-    """A file that is skipped; says why in a few words."""
+    """Why a file is skipped, in a few words."""
 
     def __init__(self, reason: str, lasting: bool = True) -> None:
         super().__init__(reason)
         self.lasting = lasting
-        """Whether the same bytes will be refused again. A missing permission is another matter."""
+        """Whether the same bytes will fail again, unlike a missing permission."""
+
+
+def printable(path: str) -> str:
+    """Escape what cannot be printed, so that a path is one line of text in messages and on pages."""
+    return path if path.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in path)
 
 
 @contextmanager
-def pillow_left_to_us() -> Iterator[None]:
-    """Pillow's warnings off, and its limit of pixels too: it stands before a JPEG's scale is chosen, ours after."""
-    with _pillow:  # both are the whole process's
+def pillow_unlimited() -> Iterator[None]:
+    """Turn off Pillow's warnings and its pixel limit, which does not know a JPEG's scale: ours does."""
+    with _pillow:  # both are global
         limit = Image.MAX_IMAGE_PIXELS
         Image.MAX_IMAGE_PIXELS = None
         try:
@@ -164,10 +169,10 @@ def pillow_left_to_us() -> Iterator[None]:
 
 
 def decode(path: str | os.PathLike[str], side: int) -> Pixels:
-    """The picture in a file, upright, its shorter side brought to `side`, cut to the middle: uint8 (3, side, side).
+    """Decode a file, turn it upright, resize its shorter side to `side`, crop the centre: uint8 (3, side, side).
 
-    A JPEG is decoded at the smallest scale of 1/1, 1/2, 1/4, 1/8 that is still large enough. Transparent pixels show
-    white; an animation shows its first picture; 16 bits become 8; small pictures are enlarged.
+    A JPEG is decoded at the smallest scale of 1/1, 1/2, 1/4, 1/8 that is still large enough. Transparent pixels become
+    white, 16 bits become 8, small images are enlarged, and of an animation the first frame is taken.
     """
     try:
         with Image.open(path, formats=FORMATS) as picture:
@@ -189,7 +194,7 @@ def decode_picture(picture: Image.Image, side: int) -> Pixels:
 
 
 def decode_some(root: Path, side: int, paths: Iterable[str]) -> list[Pixels | Unusable]:
-    """What `decode` makes of files below a folder: a picture each, or why there is none."""
+    """Decode files below a folder; in place of one that fails, the reason."""
     results: list[Pixels | Unusable] = []
     for path in paths:
         try:
@@ -201,32 +206,32 @@ def decode_some(root: Path, side: int, paths: Iterable[str]) -> list[Pixels | Un
 
 def _square(picture: Image.Image, side: int) -> Pixels:
     pixels = picture.width * picture.height
-    picture.draft(None, (side, side))  # does nothing but for JPEG
-    if not picture.info.get("progressive"):  # a progressive one is held whole, whatever its scale
+    picture.draft(None, (side, side))  # has an effect on JPEG only
+    if not picture.info.get("progressive"):  # a progressive JPEG is held whole, whatever its scale
         pixels = picture.width * picture.height
     if pixels > PIXEL_LIMIT:
         raise Unusable(f"too large ({pixels / 1e6:,.0f} megapixels)")
     picture.load()
-    turn = _turn(picture)  # asked after `load`, which turns a TIFF itself
+    turn = _turn(picture)  # after `load`, which turns a TIFF itself
     plain = _plain(picture)
     across, down = plain.size
     short = min(across, down)
     left, top = (across - short) / 2, (down - short) / 2
     square = plain.resize((side, side), Resampling.BICUBIC, (left, top, left + short, top + short))
     if turn is not None:
-        square = square.transpose(turn)  # of a square that lies in the middle it may come last, where it costs least
+        square = square.transpose(turn)  # last, where it costs least: a centred square allows that
     return np.ascontiguousarray(np.asarray(square.convert("RGB")).transpose(2, 0, 1))
 
 
 def _turn(picture: Image.Image) -> Transpose | None:
     try:
         return _UPRIGHT.get(picture.getexif().get(_ORIENTATION, 1))
-    except Exception:  # damaged notes on a whole picture
+    except Exception:  # damaged metadata of an intact image
         return None
 
 
 def _plain(picture: Image.Image) -> Image.Image:
-    """The picture in mode L or RGB."""
+    """Convert to mode L or RGB."""
     if picture.mode.startswith("I") or picture.mode == "F":
         return Image.fromarray(_to_bytes(np.asarray(picture)))
     if picture.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in picture.info:
@@ -237,10 +242,10 @@ def _plain(picture: Image.Image) -> Image.Image:
 
 
 def _to_bytes(values: NDArray[np.generic]) -> Pixels:
-    """Grey values of 16 bits, or floats in [0, 1], as bytes; where they reach beyond, all are pressed together."""
+    """Convert 16-bit grey values, or floats in [0, 1], to bytes; a wider range is scaled down to fit."""
     numbers = values.astype(np.float32)
     if not np.isfinite(numbers).all():
-        raise Unusable("values that are not finite")
+        raise Unusable("non-finite values")
     low = min(0.0, float(numbers.min()))
     high = max(65535.0 if values.dtype.kind in "iu" else 1.0, float(numbers.max()))
     return np.round((numbers - low) * (255 / (high - low))).astype(np.uint8)
@@ -252,5 +257,5 @@ def _unusable(path: str | os.PathLike[str], error: Exception) -> Unusable:
     if isinstance(error, (MemoryError, Image.DecompressionBombError)):
         return Unusable("too large")
     if isinstance(error, UnidentifiedImageError):
-        return Unusable("no image" if Path(path).stat().st_size else "empty file")
-    return Unusable("broken or cut short")
+        return Unusable("not an image" if Path(path).stat().st_size else "empty file")
+    return Unusable("damaged or truncated")

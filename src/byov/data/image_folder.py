@@ -1,12 +1,20 @@
-"""The source `folder:PATH`: all images below a folder, whatever their layout; with labels where the layout has them.
+"""The source `folder:PATH`: all images below a folder, decoded once and cached; with labels if its layout has them.
 
-Splits: PATH/train and PATH/test (or val, valid, validation; in small or capital letters) are the splits, and what lies
-beside them is left out. Of several test folders the first that has folders itself is taken, else the first. Without
-such a pair, all that lies below PATH is `train`; but a PATH that holds only a folder `train` stands for that folder.
+Splits: PATH/train and PATH/test (or val, valid, validation; in any case of letters) are the splits, and everything next
+to them is ignored. Of several test folders, the first that contains folders is taken, else the first. Without such a
+pair, everything below PATH is `train`; a PATH that contains only a folder `train` stands for that folder.
 
-Labels: if every image of a split lies in a folder, these are at least two, and hold two images each on average, then
-an image's class is its first folder's name; deeper folders mean nothing. Folders by date or by camera are taken for
-classes too. That does no harm: labels are for probes, monitors and supervised methods, byov and byol never see them.
+Labels: the class of an image is the name of its first folder, if every image of a split is in a folder, and there are
+at least two folders with two images each on average. Deeper folders are ignored. Folders by date or camera count as
+classes too. That does no harm: labels are for probes, monitors and supervised methods; byov and byol never see them.
+
+Cache: decoded images are one file in the data folder, which is mapped into memory. So training never decodes, and a
+data set larger than the memory is read page by page. Each cache is a folder; its name depends on the path, the side,
+and a digest of all files' names, sizes and times, so that a changed folder is decoded again:
+
+    images.u8     the pixels, uint8 (N, 3, side, side), in the order of the files' names
+    kept.json     the folder, the number of images, and the skipped files
+    skipped.txt   the skipped files for the user, one per line
 """
 
 from __future__ import annotations
@@ -34,7 +42,7 @@ from byov._core.files import folder_written_whole, write_json, write_text
 from byov._core.threads import in_order
 from byov.data.fetch import data_folder
 from byov.data.image_files import (
-    AT_ONCE,
+    DECODED_AT_ONCE,
     SUFFIXES,
     File,
     Listing,
@@ -42,7 +50,8 @@ from byov.data.image_files import (
     decode_some,
     is_folder,
     list_images,
-    pillow_left_to_us,
+    pillow_unlimited,
+    printable,
     suffix_of,
 )
 from byov.data.images import ImageSet, Outline, Split
@@ -53,13 +62,13 @@ NAMED = 3  # files that a warning names
 
 
 def storage_side(image_size: int) -> int:
-    """The side at which images are kept: larger, so that a crop brought to `image_size` still has its detail."""
+    """Return the side of cached images: larger than `image_size`, so that a resized crop still has detail."""
     wanted = image_size * (1.5 if image_size < 128 else 8 / 7)  # 96 for 64; ImageNet's usual 256 for 224
     return math.ceil(wanted / 8) * 8
 
 
 class Folder:
-    """A folder of images for a network that sees `image_size` pixels."""
+    """A folder of images, for a network whose input has `image_size` pixels."""
 
     def __init__(self, path: Path, image_size: int = DEFAULT_SIZE) -> None:
         self.side = storage_side(image_size)
@@ -67,15 +76,15 @@ class Folder:
         self._listings: dict[Split, Listing] = {}
 
     def outline(self, split: Split, progress: Progress) -> Outline:
-        """What a split will be, should no file be bad; nothing is decoded for it."""
+        """Describe a split without decoding it, as if every file could be decoded."""
         files = self._listing(split, progress).files
         return Outline((3, self.side, self.side), len(files), self._classes(files) is not None)
 
     def read(self, split: Split, progress: Progress, say: Say) -> ImageSet:
-        """The images of a split, decoded now unless they were before. `say` hears which files were skipped."""
+        """Read a split from the cache, or decode it first; `say` reports skipped files."""
         root, listing = self.roots[split], self._listing(split, progress)
-        found = decoded(root, listing, self.side, progress, say)
-        _tell_skipped(found, root, listing, say)
+        found = read_cached(root, listing, self.side, progress, say)
+        _report_skipped(found, root, listing, say)
         classes = self._classes(listing.files)
         if classes is None:
             return ImageSet(found.images)
@@ -93,25 +102,25 @@ class Folder:
         return self._listings[split]
 
     def _classes(self, files: Sequence[File]) -> tuple[str, ...] | None:
-        """The classes, where these files have one each."""
+        """The classes, if each of these files has one."""
         classes = class_names([listing.files for listing in self._listings.values()])
         return classes if _in_folders(files) else None
 
 
 def split_roots(path: Path) -> Mapping[Split, Path]:
-    """Where the splits of a folder lie."""
-    there, loose = _look_into(path)
-    name = {folder.lower(): folder for folder in reversed(there)}
+    """Return the folder of each split."""
+    folders, loose = _scan(path)
+    name = {folder.lower(): folder for folder in reversed(folders)}
     if "train" not in name:
         return {"train": path}
     train, tests = path / name["train"], [path / name[test] for test in TEST_NAMES if test in name]
     if tests:
-        return {"train": train, "test": next((test for test in tests if _look_into(test)[0]), tests[0])}
-    return {"train": train if len(there) == 1 and not loose else path}
+        return {"train": train, "test": next((test for test in tests if _scan(test)[0]), tests[0])}
+    return {"train": train if len(folders) == 1 and not loose else path}
 
 
 def class_names(splits: Sequence[Sequence[File]]) -> tuple[str, ...] | None:
-    """The classes of the splits that have their images in folders, sorted; None if that makes no sense."""
+    """Return the sorted classes of the splits that have all images in folders; None if there are too few."""
     labelled = [files for files in splits if _in_folders(files)]
     classes = sorted({_first(file) for files in labelled for file in files})
     return tuple(classes) if 2 <= len(classes) <= sum(map(len, labelled)) // 2 else None
@@ -125,63 +134,63 @@ def _first(file: File) -> str:
     return file.path.partition("/")[0]
 
 
-def _look_into(path: Path) -> tuple[list[str], bool]:
-    """The names of a folder's folders, and whether images lie beside them."""
+def _scan(path: Path) -> tuple[list[str], bool]:
+    """The names of the folders in a folder, and whether it also contains images."""
     try:
         with os.scandir(path) as entries:
             visible = [(entry.name, is_folder(entry)) for entry in entries if not entry.name.startswith(".")]
     except OSError as error:
-        raise _cannot_look(path, error) from error
+        raise _cannot_open(path, error) from error
     loose = any(suffix_of(name) in SUFFIXES for name, folder in visible if not folder)
     return sorted(name for name, folder in visible if folder), loose
 
 
 def list_folder(root: Path, progress: Progress) -> Listing:
-    """The image files below a folder; bad input if one cannot look into it."""
+    """List the image files below a folder; BadInput if it cannot be opened."""
     try:
         return list_images(root, lambda found: progress(f"listing {root}", found, 0))
     except OSError as error:
-        raise _cannot_look(root, error) from error
+        raise _cannot_open(root, error) from error
 
 
-# ------------------------------------------------------------------------------------------------------------ sentences
+# ------------------------------------------------------------------------------------------------------------- messages
 
 
-def _cannot_look(path: Path, error: OSError) -> BadInput:
+def _cannot_open(path: Path, error: OSError) -> BadInput:
     if isinstance(error, FileNotFoundError):
         return BadInput(f"there is no folder {path}; check the path.")
     if isinstance(error, NotADirectoryError):
-        return BadInput(f"{path} is a file; give the folder in which the images lie.")
+        return BadInput(f"{path} is a file; give the folder that contains the images.")
     reason = (error.strerror or str(error)).lower()
-    return BadInput(f"cannot look into the folder {path}: {reason}; mend that, or give another folder.")
+    return BadInput(f"cannot open the folder {path}: {reason}; fix that, or give another folder.")
 
 
 def no_images(root: Path, listing: Listing) -> BadInput:
-    """What is to be said of a listing without files."""
+    """The error for a listing without files."""
     others = f", but {_named(listing.unread)}" if listing.unread else ""
     kinds = ", ".join(sorted(SUFFIXES))
     return BadInput(f"there are no images in {root}{others}; give a folder with files that end in one of {kinds}.")
 
 
-def _tell_skipped(found: Decoded, root: Path, listing: Listing, say: Say) -> None:
+def _report_skipped(found: Cached, root: Path, listing: Listing, say: Say) -> None:
     skipped = [skip[:2] for skip in found.skipped] + listing.unread
     if skipped:
         total = len(listing.files) + len(listing.unread)
         say(
             f"warning: {len(skipped):,} of {total:,} files in {root} are skipped: {_named(skipped)}; "
-            f"{found.folder / 'skipped.txt'} names all."
+            f"{found.folder / 'skipped.txt'} lists all."
         )
 
 
 def _named(skipped: Sequence[tuple[str, str]]) -> str:
     """The first few, and how many more."""
-    named = ", ".join(f"{shown(path)} ({reason})" for path, reason in skipped[:NAMED])
+    named = ", ".join(f"{printable(path)} ({reason})" for path, reason in skipped[:NAMED])
     return named + (f" and {len(skipped) - NAMED:,} more" if len(skipped) > NAMED else "")
 
 
 # ---------------------------------------------------------------------------------------------------------------- cache
 
-VERSION = 1  # of what `decode` makes of a file: raise it with a change there, and all is decoded anew
+VERSION = 1  # of the result of `decode`: raise it with a change there, and every cache is made again
 ABANDONED_SECONDS = 3600  # without a write: the process was killed
 
 
@@ -193,37 +202,37 @@ class Skipped(NamedTuple):
     lasting: bool
 
 
-class Decoded(NamedTuple):
-    """The images of a folder, and what is not among them."""
+class Cached(NamedTuple):
+    """The images of a folder, and the files that could not be decoded."""
 
     images: Tensor
     skipped: list[Skipped]
     folder: Path
-    """Where they are kept."""
+    """Of the cache."""
 
 
-def decoded(root: Path, listing: Listing, side: int, progress: Progress, say: Say) -> Decoded:
-    """The images of a listing, which is not empty: as they are kept, or else decoded now."""
-    folder = _place(root, listing, side)
+def read_cached(root: Path, listing: Listing, side: int, progress: Progress, say: Say) -> Cached:
+    """Read the images of a listing, which is not empty, from their cache; make the cache first if it is missing."""
+    folder = _cache_folder(root, listing, side)
     skipped = _read_skipped(root, folder, side)
     if skipped is None:
         try:
             skipped = _decode_into(folder, root, listing, side, progress, say)
         except OSError as error:
             what = str(error.strerror or error).lower()
-            advice = "mend that, or set BYOV_DATA to another folder"
-            raise BadInput(f"cannot keep the images of {root} in {folder.parent}: {what}; {advice}.") from error
-    return Decoded(_mapped(folder / "images.u8", len(listing.files) - len(skipped), side), skipped, folder)
+            advice = "fix that, or set BYOV_DATA to another folder"
+            raise BadInput(f"cannot cache the images of {root} in {folder.parent}: {what}; {advice}.") from error
+    return Cached(_mapped(folder / "images.u8", len(listing.files) - len(skipped), side), skipped, folder)
 
 
-def _place(root: Path, listing: Listing, side: int) -> Path:
+def _cache_folder(root: Path, listing: Listing, side: int) -> Path:
     key = hashlib.sha256(os.fsencode(f"{side}\n{root}")).hexdigest()[:12]
     name = re.sub(r"[^\w.]+", "-", "-".join(root.parts[-2:])).strip("-.")[:60]
     return data_folder() / "folders" / f"{name}-{side}px-{key}-v{VERSION}.{listing.digest()[:16]}"
 
 
 def _read_skipped(root: Path, folder: Path, side: int) -> list[Skipped] | None:
-    """The files that are not in a kept set; None if there is none, or one that is broken or out of date."""
+    """The skipped files of a cache; None if the cache is missing, damaged or out of date."""
     try:
         kept = json.loads((folder / "kept.json").read_text(encoding="utf-8"))
         skipped = [Skipped(*skip) for skip in kept["skipped"]]
@@ -231,42 +240,39 @@ def _read_skipped(root: Path, folder: Path, side: int) -> list[Skipped] | None:
             return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    # The digest does not tell that we may read a file by now.
+    # The digest does not change when a file becomes readable.
     results = decode_some(root, side, [skip.path for skip in skipped if not skip.lasting])
     return skipped if all(isinstance(result, Unusable) and not result.lasting for result in results) else None
 
 
 def _mapped(path: Path, count: int, side: int) -> Tensor:
-    """A file as images, read only: Linux refuses a private mapping that is larger than the memory."""
+    """Map a file as images, read-only: Linux refuses a private mapping that is larger than the memory."""
     pixels = np.memmap(path, np.uint8, "r", shape=(count, 3, side, side))
-    with warnings.catch_warnings(action="ignore"):  # torch's, that one should not write there: nobody does
+    with warnings.catch_warnings(action="ignore"):  # torch warns against writing there: nobody does
         return torch.from_numpy(pixels)
 
 
-# ------------------------------------------------------------------------------------------------------------ decoding
-
-
 def _decode_into(folder: Path, root: Path, listing: Listing, side: int, progress: Progress, say: Say) -> list[Skipped]:
-    """Makes a kept set, in the place of those that the same root had before; returns the files that are not in it."""
+    """Make a cache and remove older ones of the same folder; returns the skipped files."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     stem = folder.name.rpartition("-")[0]
     older = list(folder.parent.glob(f"{stem}-*"))
     if older:
-        say(f"{root} has changed since its images were decoded: decoding them anew.")
+        say(f"{root} has changed since its images were decoded: decoding them again.")
     _remove_abandoned(folder.parent.glob(f".{stem}-*.tmp"))
     _check_space(folder.parent, root, len(listing.files) * 3 * side**2)
     with folder_written_whole(folder, keep_existing=True) as temporary:
         skipped = _write_images(temporary / "images.u8", root, listing.files, side, progress)
         count = len(listing.files) - len(skipped)
         if not count:
-            first = f"{shown(skipped[0].path)}: {skipped[0].reason}"
+            first = f"{printable(skipped[0].path)}: {skipped[0].reason}"
             raise BadInput(
-                f"none of the {len(listing.files):,} image files in {root} can be used (the first is {first}); "
-                "give a folder with whole images."
+                f"none of the {len(listing.files):,} image files in {root} can be decoded (the first is {first}); "
+                "give a folder with intact images."
             )
         write_json(temporary / "kept.json", {"folder": str(root), "images": count, "skipped": skipped})
         reasons = [skip[:2] for skip in skipped] + listing.unread
-        lines = [f"{shown(path)}: {reason}\n" for path, reason in reasons]
+        lines = [f"{printable(path)}: {reason}\n" for path, reason in reasons]
         write_text(temporary / "skipped.txt", "".join(lines))
         for old in older:
             shutil.rmtree(old, ignore_errors=True)
@@ -274,15 +280,15 @@ def _decode_into(folder: Path, root: Path, listing: Listing, side: int, progress
 
 
 def _write_images(path: Path, root: Path, files: Sequence[File], side: int, progress: Progress) -> list[Skipped]:
-    """Writes the images one after another, in the files' order; returns the files that were skipped.
+    """Decode the files in their order and write the images one after another; returns the skipped files.
 
-    Threads, not processes: Pillow lets others run while it decodes and resizes. From 224 to 96 pixels two threads
-    decoded 970 JPEGs a second on two busy cores, where one decoded 770 and two processes 590.
+    With threads, not processes: Pillow releases the GIL while it decodes and resizes. From 224 to 96 pixels, on two
+    busy cores, two threads decoded 970 JPEGs per second, one thread 770, and two processes 590.
     """
     what, skipped = f"decoding {root}", []
-    starts = range(0, len(files), AT_ONCE)
-    parts = [[file.path for file in files[start : start + AT_ONCE]] for start in starts]
-    with path.open("wb") as out, pillow_left_to_us():
+    starts = range(0, len(files), DECODED_AT_ONCE)
+    parts = [[file.path for file in files[start : start + DECODED_AT_ONCE]] for start in starts]
+    with path.open("wb") as out, pillow_unlimited():
         for start, part, results in zip(starts, parts, in_order(partial(decode_some, root, side), parts), strict=True):
             progress(what, start, len(files))
             for name, result in zip(part, results, strict=True):
@@ -296,20 +302,12 @@ def _write_images(path: Path, root: Path, files: Sequence[File], side: int, prog
     return skipped
 
 
-def shown(path: str) -> str:
-    """A path as one line of text, whatever bytes are in it."""
-    return path if path.isprintable() else ascii(path)
-
-
-# -------------------------------------------------------------------------------------------------------------- folders
-
-
 def _remove_abandoned(folders: Iterable[Path]) -> None:
-    """Removes what killed processes have left; the age tells, for a process number may be another machine's."""
+    """Remove what killed processes left, judged by age: a process id may belong to another machine."""
     for folder in folders:
         try:
             last = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
-        except OSError:  # just moved to its place
+        except OSError:  # renamed since
             continue
         if time.time() - last > ABANDONED_SECONDS:
             shutil.rmtree(folder, ignore_errors=True)
@@ -320,5 +318,5 @@ def _check_space(folder: Path, root: Path, needed: int) -> None:
     if needed > free:
         raise BadInput(
             f"the images of {root} need {needed / 2**30:,.1f} GiB in {folder}, where {free / 2**30:,.1f} are free: "
-            "free some space, set BYOV_DATA to a folder on another disk, or take a smaller image_size."
+            "free some space, set BYOV_DATA to a folder on another disk, or use a smaller image_size."
         )

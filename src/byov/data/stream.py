@@ -1,10 +1,10 @@
-"""Images to be gone through once, a chunk at a time: those of a folder are decoded as they are reached, and not kept.
+"""Images read once, a chunk at a time: files of a folder are decoded when they are reached, without a cache.
 
     stream = open_stream("photos", image_size=64)
     for start in range(0, len(stream), 2048):
         chunk = stream.chunk(start, start + 2048)      # .positions, .images, .skipped
 
-The pixels are those that training and evaluation see: decoded at the side at which a folder is kept, then resized.
+The pixels are those that training and evaluation see: decoded at the size of a folder's cache, then resized.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from torch import Tensor
 from byov._core.callbacks import Progress, Say, say_on_stderr
 from byov._core.errors import BadInput
 from byov._core.threads import in_order
-from byov.data.image_files import AT_ONCE, Pixels, Unusable, decode, decode_some, pillow_left_to_us
-from byov.data.image_folder import list_folder, no_images, shown, split_roots, storage_side
+from byov.data.image_files import DECODED_AT_ONCE, Pixels, Unusable, decode, decode_some, pillow_unlimited, printable
+from byov.data.image_folder import list_folder, no_images, split_roots, storage_side
 from byov.data.images import ImageSet
 from byov.data.sources import Source, open_source
 from byov.data.transforms import resized
 
 
 class Chunk(NamedTuple):
-    """Some images in a row, without those that cannot be used."""
+    """Consecutive images of a stream, without those that cannot be decoded."""
 
     positions: list[int]
-    """Of the images, in the stream."""
+    """Of the images in the stream."""
     images: Tensor
     """uint8 (N, C, side, side)."""
     skipped: list[tuple[int, str]]
@@ -41,25 +41,27 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class Stream:
-    """Images with a name each; `digest` changes with them."""
+    """Named images; `digest` changes when they do."""
 
     name: str
     names: Sequence[str]
+    """Of a folder: the real paths below `root` as valid UTF-8. Only undecodable bytes are escaped, as `\\udcff`."""
     digest: str
     channels: int
     side: int
     unread: Sequence[tuple[str, str]] = ()
-    """Files that look like images but are in a format that is not read, or could not be looked at: name and reason."""
+    """Image files in unsupported formats, and folders that cannot be listed: printable name and reason."""
     root: Path | None = None
-    """The folder below which the names are paths; None for images in memory."""
+    """The folder of the files; None for images in memory."""
     paths: Sequence[str] = ()
+    """Of the files, below `root`, as the system gives them."""
     memory: ImageSet | None = None
 
     def __len__(self) -> int:
         return len(self.names)
 
     def chunk(self, start: int, stop: int) -> Chunk:
-        """The images from `start` up to `stop`, over torch's number of threads."""
+        """Decode the images from `start` up to `stop`, on as many threads as torch uses."""
         stop = min(stop, len(self))
         if self.memory is not None:
             return Chunk(list(range(start, stop)), resized(self.memory.images[start:stop], self.side), [])
@@ -72,17 +74,17 @@ class Stream:
 
     def _decoded(self, start: int, stop: int) -> Iterator[list[Tensor | Unusable]]:
         assert self.root is not None
-        parts = [self.paths[at : min(at + AT_ONCE, stop)] for at in range(start, stop, AT_ONCE)]
-        with pillow_left_to_us():
+        parts = [self.paths[at : min(at + DECODED_AT_ONCE, stop)] for at in range(start, stop, DECODED_AT_ONCE)]
+        with pillow_unlimited():
             yield from in_order(partial(_resized_some, self.root, self.side), parts)
 
     def picture(self, position: int, side: int) -> Pixels | None:
-        """One image to look at, uint8 (C, H, W): of a file with this side; None if it has gone since."""
+        """Return one image for display, uint8 (C, H, W), a file's with this side; None if the file is gone."""
         if self.memory is not None:
             return self.memory.images[position].numpy()
         assert self.root is not None
         try:
-            with pillow_left_to_us():
+            with pillow_unlimited():
                 return decode(self.root / self.paths[position], side)
         except Unusable:
             return None
@@ -94,7 +96,7 @@ def open_stream(
     progress: Progress = lambda what, done, total: None,
     say: Say = say_on_stderr,
 ) -> Stream:
-    """The images of a folder, given by its path (all below it), or of a source (its test images, where it has some)."""
+    """Open all images below a folder, given by its path, or those of a source (its test split if it has one)."""
     if ":" not in spec and Path(spec).expanduser().is_dir():
         return _folder(spec, Path(spec).expanduser().absolute(), image_size, progress)
     source = open_source(spec, image_size)
@@ -110,7 +112,7 @@ def open_stream(
 
 
 def _root(source: Source) -> Path | None:
-    """Where the files of a source lie that is a folder."""
+    """The folder of the files, if the source is a folder."""
     kind, _, path = source.name.partition(":")
     if kind != "folder":
         return None
@@ -124,8 +126,12 @@ def _folder(spec: str, root: Path, image_size: int, progress: Progress) -> Strea
     if not listing.files:
         raise no_images(root, listing)
     paths = [file.path for file in listing.files]
-    unread = [(shown(path), reason) for path, reason in listing.unread]
-    return Stream(spec, list(map(shown, paths)), listing.digest(), 3, image_size, unread, root, paths)
+    unread = [(printable(path), reason) for path, reason in listing.unread]
+    return Stream(spec, list(map(_as_utf8, paths)), listing.digest(), 3, image_size, unread, root, paths)
+
+
+def _as_utf8(path: str) -> str:
+    return path if path.isascii() else path.encode("utf-8", "backslashreplace").decode()
 
 
 def _resized_some(root: Path, side: int, paths: Sequence[str]) -> list[Tensor | Unusable]:

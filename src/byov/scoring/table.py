@@ -31,6 +31,7 @@ from byov._core.cache import Cache, Entry
 from byov._core.callbacks import Progress, Say, say_on_stderr
 from byov._core.errors import BadInput
 from byov._core.files import disk_space_checked, write_atomically, write_json, write_text
+from byov.data.image_files import printable
 from byov.data.stream import Chunk, Stream
 from byov.inference.inputs import in_channels
 from byov.inference.load import Run
@@ -207,7 +208,7 @@ class Partial:
         if chunk.positions:
             scores = scorer.scores(chunk.images)._asdict()
             tensors |= {name: values.detach().cpu().float() for name, values in scores.items() if values is not None}
-        header = {"paths": [_path(stream, position) for position in chunk.positions], "skipped": chunk.skipped}
+        header = {"paths": [stream.names[position] for position in chunk.positions], "skipped": chunk.skipped}
         self._cache.write(_chunk_name(start), Entry(tensors, header))
 
     def chunks(self, starts: Sequence[int]) -> Iterator[Entry]:
@@ -233,8 +234,8 @@ class Partial:
         vectors, width = self.folder / "embedding.f32", 0
         with vectors.open("wb") as file:
             for tensors, header in self.chunks(starts):
-                names += map(one_line, header["paths"])
-                skipped += [(one_line(_path(stream, position)), reason) for position, reason in header["skipped"]]
+                names += map(printable, header["paths"])
+                skipped += [(printable(stream.names[position]), reason) for position, reason in header["skipped"]]
                 if header["paths"]:
                     for name, values in parts.items():
                         values += [tensors[name]] if name in tensors else []
@@ -264,17 +265,6 @@ def _chunk_name(start: int) -> str:
 def _lists(matrix: Tensor) -> pa.FixedSizeListArray:
     """(N, width) as a column of lists of one size."""
     return pa.FixedSizeListArray.from_arrays(pa.array(matrix.numpy().reshape(-1)), matrix.shape[1])
-
-
-def _path(stream: Stream, position: int) -> str:
-    """An image's path below the folder; escaped only if it is not valid Unicode, which a table cannot hold."""
-    path = stream.paths[position] if stream.paths else stream.names[position]
-    return path if path.encode("utf-8", "ignore").decode() == path else one_line(path)
-
-
-def one_line(path: str) -> str:
-    """A path as one line of text, whatever characters are in it."""
-    return path if path.isprintable() else ascii(path)
 
 
 # ------------------------------------------------------------------------------------------------------------ the table
