@@ -123,9 +123,9 @@ def test_what_is_compiled_in_from_other_files_is_named_here() -> None:
 
 def test_parameters_of_other_images_and_unknown_operations_are_refused() -> None:
     images, parameters, out = images_of(3, 3, 8, 8), plain(3, 8, 8), torch.empty(3, 3, 8, 8)
-    with pytest.raises(ValueError, match="other images"):
+    with pytest.raises(ValueError, match="do not fit 3 views"):
         fill_by_loops(out, images, parameters._replace(factors=parameters.factors[:, :3]))
-    with pytest.raises(ValueError, match="other images"):
+    with pytest.raises(ValueError, match="do not fit 3 views"):
         fill_by_loops(out, images, parameters._replace(grey=parameters.grey[:2]))
     with pytest.raises(ValueError, match="an unknown operation"):
         fill_by_loops(out, images, parameters._replace(order=parameters.order + 1))

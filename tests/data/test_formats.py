@@ -153,7 +153,7 @@ def test_truncated_idx(tmp_path):
     files = idx_files(random_images(3, 1, 4, 4), np.arange(3), "train")
     name = IDX.files["train"][0]
     for broken in (files[name][:-1], files[name][:10], b"", files[name] + b"x", gzip.compress(files[name])[:-12]):
-        with pytest.raises(BadInput, match=r"cannot read the train images in .*; replace it or remove it"):
+        with pytest.raises(BadInput, match=r"cannot read the train images in .*; replace or remove it"):
             read_layout(write_folder(tmp_path, files | {name: broken}), IDX, "train")
 
 
@@ -176,11 +176,11 @@ def test_truncated_png_binary_and_archive(tmp_path):
         files = files if isinstance(files, dict) else files(images, labels)
         name = layout.files["train"][2]
         for broken in (files[name][:-1000], b""):
-            with pytest.raises(BadInput, match="cut short"):
+            with pytest.raises(BadInput, match="truncated"):
                 read_layout(write_folder(tmp_path / "f", files | {name: broken}), layout, "train")
         archive = write_archive(tmp_path / "whole.tgz", files)
         archive.write_bytes(archive.read_bytes()[:-2000])
-        with pytest.raises(BadInput, match="replace it"):
+        with pytest.raises(BadInput, match="replace or remove it"):
             read_layout(archive, layout, "train")
 
 
@@ -255,15 +255,15 @@ IMAGES = random_images(3, 8, 8)
 @pytest.mark.parametrize(
     ("held", "message"),
     [
-        ({"pictures": IMAGES}, "holds pictures; name its images x_train"),
-        ({}, "holds nothing"),
-        ({"images": IMAGES[:0]}, "no images in it"),
+        ({"pictures": IMAGES}, "contains pictures; name its images x_train"),
+        ({}, "contains nothing"),
+        ({"images": IMAGES[:0]}, "contains no images"),
         ({"images": IMAGES[0]}, r"has shape \(8, 8\)"),
         ({"images": random_images(2, 8, 8, 4)}, r"C 1 or 3"),
         ({"images": IMAGES.astype(np.int64)}, "is int64; save it as uint8"),
         ({"images": IMAGES.astype(np.float32)}, r"outside \[0, 1\]"),
         ({"images": np.full((2, 4, 4), np.nan)}, r"outside \[0, 1\]"),
-        ({"images": np.array([None, {}])}, "holds Python objects"),
+        ({"images": np.array([None, {}])}, "contains Python objects"),
         ({"images": IMAGES, "labels": np.arange(2)}, "3 class numbers"),
         ({"images": IMAGES, "labels": np.array([0.5, 1, 2])}, "3 class numbers"),
         ({"images": IMAGES, "labels": np.array([-1, 1, 2])}, "3 class numbers"),
@@ -290,7 +290,7 @@ def test_npz_bad_files(tmp_path):
         "none.npz": "there is no file",
         ".": "there is no file",
         "array.npy": "not an npz file",
-        "cut.npz": "not an npz file, or a damaged one",
+        "cut.npz": "not an npz file, or is damaged",
         "text.npz": "not an npz file",
         "empty.npz": "not an npz file",
         "flipped.npz": "the file is damaged",

@@ -463,7 +463,7 @@ def test_no_images_give_no_images(name: str) -> None:
         (images_of(2, channels=4), torch.arange(2), "blur", 1, "give grey or RGB"),
         (images_of(2, height=0), torch.arange(2), "blur", 1, "give grey or RGB"),
         (images_of(2)[0], torch.arange(3), "blur", 1, "give grey or RGB"),
-        (images_of(2), torch.arange(3), "blur", 1, "give one id an image"),
+        (images_of(2), torch.arange(3), "blur", 1, "give one id per image"),
     ],
 )
 def test_bad_input_is_told_what_to_give(images: Tensor, ids: Tensor, name: str, severity: int, words: str) -> None:

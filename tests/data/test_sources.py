@@ -141,5 +141,5 @@ def test_image_set_subset_and_checks():
     for bad in (images.float(), images[0], images.transpose(0, 3)):
         with pytest.raises(ValueError, match="contiguous uint8"):
             ImageSet(bad)
-    with pytest.raises(ValueError, match="labels are int64"):
+    with pytest.raises(ValueError, match="labels must be int64"):
         ImageSet(images, torch.tensor([1, 2]))

@@ -1,1 +1,1 @@
-"""Image sources, augmented views and shifts."""
+"""Image sources, augmented views, and shifts (corruptions)."""

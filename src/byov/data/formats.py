@@ -1,7 +1,7 @@
-"""Readers of the layouts in which image sets are published: IDX, CIFAR's batches, PNG rows, and NumPy's npz.
+"""Readers of the formats in which data sets are published: IDX, CIFAR's batches, PNG rows, and NumPy's npz.
 
-A decoder takes the bytes of files and raises ValueError with a short clause; `read_layout` and `read_npz` know the
-path and make of it the sentence for the user. Nothing here runs code found in a file.
+A decoder takes the bytes of files and raises ValueError with a short clause; `read_layout` and `read_npz` add the path
+and turn it into a message for the user. No code found in a file is ever run.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ _GZIP = b"\x1f\x8b"
 
 @dataclass(frozen=True)
 class Layout:
-    """Which files hold a split, and how their bytes become images and labels."""
+    """Which files contain a split, and how to decode their bytes."""
 
     files: Mapping[Split, tuple[str, ...]]
     decode: Callable[[list[bytes]], Decoded]
 
 
 def read_layout(path: Path, layout: Layout, split: Split, classes: tuple[str, ...] | None = None) -> ImageSet:
-    """A split from a folder, or from a tar archive whose folders do not matter. Any file may be gzipped."""
+    """Read a split from a folder, or from a tar archive whatever its folders. Any file may be gzipped."""
     try:
         files = (_from_folder if path.is_dir() else _from_archive)(path, layout.files[split])
         images, labels = layout.decode([gzip.decompress(f) if f.startswith(_GZIP) else f for f in files])
         if len(images) != len(labels):
-            raise ValueError(f"it holds {len(images)} {split} images but {len(labels)} labels")
+            raise ValueError(f"it contains {len(images)} {split} images but {len(labels)} labels")
     except (ValueError, OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise BadInput(f"cannot read the {split} images in {path}: {error}; replace it or remove it.") from error
+        raise BadInput(f"cannot read the {split} images in {path}: {error}; replace or remove it.") from error
     return ImageSet(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels), classes)
 
 
@@ -68,7 +68,7 @@ def _from_folder(folder: Path, names: tuple[str, ...]) -> list[bytes]:
 def _from_archive(path: Path, names: tuple[str, ...]) -> list[bytes]:
     found: dict[str, bytes] = {}
     with tarfile.open(path) as archive:
-        for member in archive:  # one pass: going back in a gzipped archive means starting anew
+        for member in archive:  # one pass: going back in a gzipped archive means starting over
             name = Path(member.name).name.removesuffix(".gz")
             if name in names and (file := archive.extractfile(member)) is not None:
                 found[name] = file.read()
@@ -78,39 +78,39 @@ def _from_archive(path: Path, names: tuple[str, ...]) -> list[bytes]:
 
 
 def decode_idx(data: bytes) -> Images:
-    """An IDX array of unsigned bytes: two zeros, the type (8), the number of axes, each axis as big-endian uint32."""
+    """Decode an IDX array of bytes: two zeros, the type (8), the number of axes, the axes as big-endian uint32."""
     if len(data) < 4 or data[:3] != b"\x00\x00\x08":
-        raise ValueError("it is no IDX file of unsigned bytes")
+        raise ValueError("it is not an IDX file of unsigned bytes")
     start = 4 + 4 * data[3]
     if len(data) < start:
-        raise ValueError("the IDX file is cut short")
+        raise ValueError("the IDX file is truncated")
     shape = tuple(int(n) for n in np.frombuffer(data[4:start], ">u4"))
     if len(data) - start != math.prod(shape):
-        raise ValueError(f"the IDX file has {len(data) - start} bytes where its header says {math.prod(shape)}")
-    return np.frombuffer(data, np.uint8, offset=start).reshape(shape).copy()  # a copy may be written to
+        raise ValueError(f"the IDX file has {len(data) - start} bytes of data, but its header says {math.prod(shape)}")
+    return np.frombuffer(data, np.uint8, offset=start).reshape(shape).copy()  # a copy, which is writable
 
 
 def _decode_idx_pair(files: list[bytes]) -> Decoded:
     images, labels = (decode_idx(data) for data in files)
     if images.ndim != 3 or labels.ndim != 1:
-        raise ValueError(f"images have 3 axes and labels 1, not {images.ndim} and {labels.ndim}")
+        raise ValueError(f"images must have 3 axes and labels 1, not {images.ndim} and {labels.ndim}")
     return images[:, None], labels.astype(np.int64)
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Unpickles plain containers and numpy arrays; any other global (so: any code) is refused."""
+    """Unpickle plain containers and numpy arrays only; any other global, and so any code, is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
-        reconstruct = np.empty(0).__reduce__()[0]  # numpy has moved it between modules; this is it in any version
+        reconstruct = np.empty(0).__reduce__()[0]  # wherever this version of numpy has it
         allowed: dict[tuple[str, str], Any] = {
             ("numpy.core.multiarray", "_reconstruct"): reconstruct,
             ("numpy._core.multiarray", "_reconstruct"): reconstruct,
             ("numpy", "ndarray"): np.ndarray,
             ("numpy", "dtype"): np.dtype,
-            ("_codecs", "encode"): lambda text, _: text.encode("latin1"),  # how protocol 2 spells bytes
+            ("_codecs", "encode"): lambda text, _: text.encode("latin1"),  # how protocol 2 writes bytes
         }
         if (module, name) not in allowed:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which image data never needs")
+            raise pickle.UnpicklingError(f"it imports {module}.{name}, which image data never needs")
         return allowed[module, name]
 
 
@@ -120,7 +120,7 @@ def _decode_pickled_batch(data: bytes) -> Decoded:
         fields = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
         images, labels = np.asarray(fields["data"]), np.asarray(fields["labels"])
     except Exception as error:  # a broken pickle may raise anything
-        reason = str(error) if isinstance(error, pickle.UnpicklingError) else "it is damaged or something else"
+        reason = str(error) if isinstance(error, pickle.UnpicklingError) else "it is damaged or not a CIFAR batch"
         raise ValueError(f"a CIFAR batch cannot be unpickled ({reason})") from error
     if images.dtype != np.uint8 or images.shape[1:] != (math.prod(_CIFAR),) or labels.dtype.kind not in "iu":
         raise ValueError(f"a CIFAR batch has uint8 rows of 3072 and integer labels, not {images.dtype} {images.shape}")
@@ -128,10 +128,10 @@ def _decode_pickled_batch(data: bytes) -> Decoded:
 
 
 def _decode_binary_batch(data: bytes) -> Decoded:
-    """Records of one byte of label and 3072 of image."""
+    """Decode records of one byte of label and 3072 bytes of image."""
     record = 1 + math.prod(_CIFAR)
     if not data or len(data) % record:
-        raise ValueError(f"a CIFAR batch of {len(data)} bytes is cut short: its records have {record}")
+        raise ValueError(f"a CIFAR batch of {len(data)} bytes is truncated: its records have {record}")
     rows = np.frombuffer(data, np.uint8).reshape(-1, record)
     return rows[:, 1:].reshape(-1, *_CIFAR), rows[:, 0].astype(np.int64)
 
@@ -145,14 +145,14 @@ def _in_batches(decode: Callable[[bytes], Decoded]) -> Callable[[list[bytes]], D
 
 
 def _decode_png_rows(files: list[bytes]) -> Decoded:
-    """RGB PNGs, each row of 1024 pixels an image; the last file is a JSON list of labels."""
+    """Decode RGB PNGs whose rows of 1024 pixels are one image each; the last file is a JSON list of labels."""
     labels = np.asarray(json.loads(files[-1]))
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise ValueError("the labels are no list of integers")
+        raise ValueError("the labels are not a list of integers")
     batches = [_png(file) for file in files[:-1]]
     if any(b.shape[1:] != (1024, 3) for b in batches):
-        raise ValueError("a PNG is not RGB with 1024 pixels a row")
-    # A pixel's channels lie together in a PNG; the planes of an image lie together here.
+        raise ValueError("a PNG is not RGB with 1024 pixels per row")
+    # A PNG stores the channels of a pixel together; here each channel is a plane.
     images = np.concatenate([b.transpose(0, 2, 1).reshape(-1, *_CIFAR) for b in batches])
     return images, labels.astype(np.int64)
 
@@ -162,7 +162,7 @@ def _png(data: bytes) -> Images:
         with Image.open(io.BytesIO(data), formats=["PNG"]) as picture:
             return np.asarray(picture)
     except (OSError, SyntaxError) as error:  # Pillow calls a broken chunk a SyntaxError
-        raise ValueError("a PNG is damaged or cut short") from error
+        raise ValueError("a PNG is damaged or truncated") from error
 
 
 def _cifar(suffix: str, train: tuple[str, ...] = (), test: tuple[str, ...] = ()) -> Mapping[Split, tuple[str, ...]]:
@@ -182,7 +182,7 @@ CIFAR_BINARY = Layout(_cifar(".bin"), _in_batches(_decode_binary_batch))
 CIFAR_PNG = Layout(_cifar(".png", ("train_lables.json",), ("test_lables.json",)), _decode_png_rows)  # their spelling
 
 
-# A file with one set of images holds "train". The first pair of keys whose images are there is taken.
+# A file with a single set of images is "train". The first pair of keys whose images exist is taken.
 _NPZ_KEYS: Mapping[Split, tuple[tuple[str, str], ...]] = {
     "train": (("x_train", "y_train"), ("images", "labels"), ("x", "y")),
     "test": (("x_test", "y_test"),),
@@ -191,18 +191,18 @@ _NPZ_ERRORS = (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib
 
 
 def npz_splits(path: Path) -> tuple[Split, ...]:
-    """The splits in an npz file; looks at its keys alone."""
+    """Return the splits in an npz file, from its keys alone."""
     with _open_npz(path) as arrays:
         keys = set(arrays.files)
     splits = tuple(split for split in SPLITS if any(images in keys for images, _ in _NPZ_KEYS[split]))
     if not splits:
         held = ", ".join(sorted(keys)) or "nothing"
-        raise BadInput(f"{path} holds {held}; name its images x_train and x_test, or images (labels: y_train, ...).")
+        raise BadInput(f"{path} contains {held}; name its images x_train and x_test, or images (labels: y_train, ...).")
     return splits
 
 
 def read_npz(path: Path, split: Split) -> ImageSet:
-    """A split of an npz file: images (N, H, W), (N, H, W, C) or (N, C, H, W), of uint8, or of floats in [0, 1]."""
+    """Read a split of an npz file: images (N, H, W), (N, H, W, C) or (N, C, H, W), uint8 or floats in [0, 1]."""
     with _open_npz(path) as arrays:
         found = [pair for pair in _NPZ_KEYS[split] if pair[0] in arrays.files]
         if not found:
@@ -218,31 +218,31 @@ def _open_npz(path: Path) -> Any:
     if not path.is_file():
         raise BadInput(f"there is no file {path}; check the path.")
     try:
-        if not zipfile.is_zipfile(path):  # asked first: np.load leaves a broken one open
+        if not zipfile.is_zipfile(path):  # first, because np.load leaves a broken file open
             raise ValueError
         return np.load(path, allow_pickle=False)
     except _NPZ_ERRORS as error:
-        raise BadInput(f"{path} is not an npz file, or a damaged one; write it with numpy.savez.") from error
+        raise BadInput(f"{path} is not an npz file, or is damaged; write it with numpy.savez.") from error
 
 
 def _npz_array(arrays: Any, key: str, path: Path) -> NDArray[Any]:
     try:
         return np.asarray(arrays[key])
     except _NPZ_ERRORS as error:
-        reason = "it holds Python objects" if "pickle" in str(error) else "the file is damaged"
-        raise BadInput(f"cannot read {key} in {path}: {reason}; write it anew as a plain array.") from error
+        reason = "it contains Python objects" if "pickle" in str(error) else "the file is damaged"
+        raise BadInput(f"cannot read {key} in {path}: {reason}; write it again as a plain array.") from error
 
 
 def _npz_images(images: NDArray[Any], what: str) -> torch.Tensor:
     if images.ndim == 3:
         images = images[:, None]
-    elif images.ndim == 4 and images.shape[3] in (1, 3):  # asked first: it is how NumPy arrays of images usually are
+    elif images.ndim == 4 and images.shape[3] in (1, 3):  # first: the usual layout of images in NumPy
         images = images.transpose(0, 3, 1, 2)
     elif images.ndim != 4 or images.shape[1] not in (1, 3):
         shape = tuple(images.shape)
         raise BadInput(f"{what} has shape {shape}; (N, H, W), (N, H, W, C) or (N, C, H, W), C 1 or 3, is needed.")
     if 0 in images.shape:
-        raise BadInput(f"{what} has no images in it (shape {tuple(images.shape)}); give at least one.")
+        raise BadInput(f"{what} contains no images (shape {tuple(images.shape)}); give at least one.")
     if images.dtype.kind == "f":
         if not (images.min() >= 0 and images.max() <= 1):  # also False for NaN
             raise BadInput(f"{what} is {images.dtype} with values outside [0, 1]; save it as uint8, or divide by 255.")
@@ -255,5 +255,5 @@ def _npz_images(images: NDArray[Any], what: str) -> torch.Tensor:
 def _npz_labels(labels: NDArray[Any], count: int, what: str) -> torch.Tensor:
     if labels.shape not in ((count,), (count, 1)) or labels.dtype.kind not in "iu" or labels.min() < 0:
         found = f"{labels.dtype} {tuple(labels.shape)}"
-        raise BadInput(f"{what} is {found}; {count} class numbers (integers from 0), one an image, are needed.")
+        raise BadInput(f"{what} is {found}; {count} class numbers (integers from 0), one per image, are needed.")
     return torch.from_numpy(labels.reshape(count).astype(np.int64))

@@ -184,13 +184,13 @@ def decode(path: str | os.PathLike[str], side: int) -> Pixels:
 
 
 def decode_picture(picture: Image.Image, side: int) -> Pixels:
-    """What `decode` makes of a file, of a picture that is open already; it is left as it is."""
+    """Convert an open Pillow image as `decode` converts a file; the image itself is not changed."""
     try:
         return _square(picture.copy(), side)
     except Unusable:
         raise
     except Exception as error:
-        raise Unusable("broken or cut short") from error
+        raise Unusable("damaged or truncated") from error
 
 
 def decode_some(root: Path, side: int, paths: Iterable[str]) -> list[Pixels | Unusable]:

@@ -2,14 +2,18 @@
 
     shifted(images, ids, "shear", severity=3, seed=0)
 
-The random numbers are keyed by (seed, shift, image): neither the batch around an image, nor the number of threads, nor
-the device changes a byte. The severity is no part of the key: an image is turned the same way, and speckled at the same
-places, only further and more, so that severities are compared like with like.
+The random numbers are keyed by (seed, shift, image): neither the batch, nor the number of threads, nor the device
+changes a byte. The severity is not part of the key: an image is rotated in the same direction, and gets noise at the
+same pixels, only more of it, so that severities are comparable.
 
 The strengths are those of Hendrycks & Dietterich, "Benchmarking neural network robustness to common corruptions and
-perturbations" (ICLR 2019), as in the code that made their sets, wherever these have the corruption: CIFAR-10-C for
-32 pixels, Tiny-ImageNet-C for 64, ImageNet-C for 224. Other images take the strengths of the side that is nearest in
-ratio, their own being the shorter one.
+perturbations" (ICLR 2019), as in the code of their data sets, wherever these have the corruption: CIFAR-10-C for
+32 pixels, Tiny-ImageNet-C for 64, ImageNet-C for 224. Other images take the strengths of whichever of these is nearest,
+in ratio, to their shorter side.
+
+Every corruption takes uint8 images (B, C, H, W) on the CPU, a strength and a `Draw`, and returns uint8 images. Its
+result for an image is the same to the last bit in any batch: what is rounded to bytes is computed in float64, where the
+order of summation cannot change the rounding.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from byov._core.threads import for_each
 from byov.data.transforms import SATURATION, blend_, shift_hue
 
 SEVERITIES = (1, 2, 3, 4, 5)
-CHUNK = 1 << 18  # pixel values at a time: 85 images of 32 px, or 1 of 224; the float64 numbers for them take 2 MiB
+CHUNK = 1 << 18  # pixel values at a time: 85 images of 32 px, or 1 of 224; in float64 they take 2 MiB
 Draw = Callable[[int], Tensor]  # draw(count): uniform numbers in [0, 1), float32 (B, count), keyed by the image
 MID_GREY = 128
 
@@ -48,7 +52,7 @@ def _sign(uniform: Tensor) -> Tensor:
 
 
 def _for_each_value(images: Tensor, draw: Draw) -> Tensor:
-    """A number for every value of every channel."""
+    """Draw a number for every value of every channel."""
     return draw(math.prod(images.shape[1:])).view(images.shape)
 
 
@@ -56,28 +60,28 @@ def _for_each_value(images: Tensor, draw: Draw) -> Tensor:
 
 
 def salt_pepper(images: Tensor, amount: float, draw: Draw) -> Tensor:
-    """A share `amount` of all values becomes black or white, each with half the chance, each channel by itself."""
+    """Turn a fraction `amount` of all values black or white, with equal probability, in each channel separately."""
     chance = _for_each_value(images, draw)
     return images.masked_fill(chance < amount / 2, 0).masked_fill_(chance >= 1 - amount / 2, 255)
 
 
 def gaussian_noise(images: Tensor, sigma: float, draw: Draw) -> Tensor:
-    """Adds N(0, sigma^2), in units of the whole range from black to white."""
-    middle = _for_each_value(images, draw).double().add_(2.0**-25)  # of the number's interval: never 0, never 1
+    """Add N(0, sigma^2), in units of the range from black to white."""
+    middle = _for_each_value(images, draw).double().add_(2.0**-25)  # the middle of the number's interval: never 0 or 1
     return _bytes(torch.special.ndtri(middle).mul_(255 * sigma).add_(images))
 
 
 def shot_noise(images: Tensor, photons: float, draw: Draw) -> Tensor:
-    """Counts light: a value x in [0, 1] becomes Poisson(photons * x) / photons."""
+    """Simulate photon noise: a value x in [0, 1] becomes Poisson(photons * x) / photons."""
     levels = images.to(torch.int64)
-    # The rows of the table, each raised by its level, are one sorted line: one search finds the place in the right row.
+    # The rows of the table, each raised by its level, are one sorted array: one search finds the place in its row.
     place = torch.searchsorted(_shot_table(photons), _for_each_value(images, draw).double().add_(levels), right=True)
     return place.sub_(levels.mul_(256)).to(torch.uint8)
 
 
 @cache
 def _shot_table(photons: float) -> Tensor:
-    """(256 * 256,): at 256 v + w, the level v plus the chance that v becomes w or less."""
+    """Tabulate (256 * 256,): at 256 v + w, the level v plus the probability that v becomes w or less."""
     level = torch.arange(256, dtype=torch.float64)
     most = torch.floor((level + 0.5) * photons / 255)  # photons that still round to the level or less
     chance: Tensor = torch.special.gammaincc(
@@ -91,16 +95,16 @@ def _shot_table(photons: float) -> Tensor:
 
 
 def blur(images: Tensor, sigma: float, draw: Draw) -> Tensor:
-    """A Gaussian blur with `sigma` pixels, the borders repeated, cut at 4 sigma: scikit-image's, which ImageNet-C used.
+    """Blur by a Gaussian of `sigma` pixels, cut at 4 sigma, with repeated borders: scikit-image's, as in ImageNet-C.
 
-    (`resample.gaussian_blur` is BYOL's: its kernel ends at a tenth of the side, where strong blurs have not.)
+    (`transforms.gaussian_blur` is BYOL's: its kernel spans a tenth of the side, too little for a strong blur.)
     """
     blurred = ndimage.gaussian_filter(images.numpy(), (0, 0, sigma, sigma), output=np.float64, mode="nearest")
     return _bytes(torch.from_numpy(blurred))
 
 
 def jpeg(images: Tensor, quality: float, draw: Draw) -> Tensor:
-    """Writes each image as a JPEG file of this quality in memory, and reads it back; grey images as grey files."""
+    """Compress each image to a JPEG of this quality in memory, and decode it; grey images as grey files."""
     out = torch.empty_like(images, memory_format=torch.contiguous_format)
     for image, result in zip(images, out, strict=True):
         pixels = image.permute(1, 2, 0).contiguous().numpy()
@@ -116,7 +120,7 @@ def jpeg(images: Tensor, quality: float, draw: Draw) -> Tensor:
 
 
 def shear(images: Tensor, slope: float, draw: Draw) -> Tensor:
-    """Slants about the centre by `slope` pixels a pixel: one axis, one way, by two coins an image."""
+    """Shear about the centre by `slope` pixels per pixel, along a random axis in a random direction."""
     way, axis = draw(2).unbind(1)
     slopes = slope * _sign(way)
     matrices = _identities(len(images))
@@ -126,7 +130,7 @@ def shear(images: Tensor, slope: float, draw: Draw) -> Tensor:
 
 
 def rotation(images: Tensor, degrees: float, draw: Draw) -> Tensor:
-    """Turns about the centre, by a coin to the left or to the right."""
+    """Rotate about the centre, randomly to the left or to the right."""
     angles = math.radians(degrees) * _sign(draw(1)[:, 0])
     matrices = _identities(len(images))
     matrices[:, 0, 0] = matrices[:, 1, 1] = angles.cos()
@@ -135,7 +139,7 @@ def rotation(images: Tensor, degrees: float, draw: Draw) -> Tensor:
 
 
 def translation(images: Tensor, share: float, draw: Draw) -> Tensor:
-    """Moves by this share of the sides, in a direction that is uniform on the circle."""
+    """Translate by this fraction of the sides, in a uniformly random direction."""
     height, width = images.shape[2:]
     direction = 2 * math.pi * draw(1)[:, 0].double()
     matrices = _identities(len(images))
@@ -148,9 +152,9 @@ def _identities(count: int) -> Tensor:
 
 
 def warp(images: Tensor, matrices: Tensor) -> Tensor:
-    """Fetches the pixel at (x, y) from matrices (B, 2, 3) @ (x, y, 1), in pixels from the image's centre.
+    """Sample the pixel at (x, y) from matrices (B, 2, 3) @ (x, y, 1), in pixels from the image's centre.
 
-    Bilinear, and mirrored at the centres of the border pixels as ImageNet-C's affine maps: no edge is invented.
+    Bilinear, and mirrored at the centres of the border pixels as in ImageNet-C's affine maps: no new edge appears.
     """
     height, width = images.shape[2:]
     reach = torch.tensor([(width - 1) / 2, (height - 1) / 2], dtype=torch.float64)
@@ -158,7 +162,7 @@ def warp(images: Tensor, matrices: Tensor) -> Tensor:
     y = torch.arange(height, dtype=torch.float64)[:, None] - reach[1]
     along_x, along_y, offset = matrices[..., None, None].unbind(2)
     source = (along_x * x + along_y * y + offset).movedim(1, -1)
-    grid = source / reach.clamp(min=0.5)  # a line of one pixel has no reach
+    grid = source / reach.clamp(min=0.5)  # a line of one pixel has reach 0
     return _bytes(F.grid_sample(images.double(), grid, "bilinear", "reflection", align_corners=True))
 
 
@@ -166,22 +170,22 @@ def warp(images: Tensor, matrices: Tensor) -> Tensor:
 
 
 def brightness(images: Tensor, amount: float, draw: Draw) -> Tensor:
-    """Adds `amount` to the value of HSV: hue and saturation stay, up to white; black becomes grey."""
+    """Add `amount` to the value of HSV: hue and saturation stay, up to white; black becomes grey."""
     value = images.amax(1, keepdim=True).double()
     brighter = (value + 255 * amount).clamp_(max=255)
     return _bytes(torch.where(value > 0, images * (brighter / value.clamp(min=1)), brighter))
 
 
 def contrast(images: Tensor, factor: float, draw: Draw) -> Tensor:
-    """Draws each channel towards its mean: factor 1 changes nothing, 0 leaves nothing."""
+    """Scale each channel's distance to its mean: factor 1 changes nothing, 0 leaves a constant."""
     mean = images.mean((2, 3), keepdim=True, dtype=torch.float64)
     return _bytes((images - mean).mul_(factor).add_(mean))
 
 
 def saturation(images: Tensor, change: float, draw: Draw) -> Tensor:
-    """Moves each pixel `change` times its distance to its grey: by a coin towards it (1: no colour left) or away.
+    """Move each pixel by `change` times its distance to its grey value, randomly towards it or away from it.
 
-    Grey images stay as they are.
+    At 1, no colour is left, or twice as much. Grey images do not change.
     """
     if images.shape[1] == 1:
         return images.clone()
@@ -191,19 +195,19 @@ def saturation(images: Tensor, change: float, draw: Draw) -> Tensor:
 
 
 def hue(images: Tensor, turn: float, draw: Draw) -> Tensor:
-    """Turns the hue by this part of the circle, by a coin one way or the other. Grey images stay as they are."""
+    """Rotate the hue by this fraction of the circle, in a random direction. Grey images do not change."""
     if images.shape[1] == 1:
         return images.clone()
     return _bytes(shift_hue(images.double().div_(255), turn * _sign(draw(1)[:, 0])).mul_(255))
 
 
 def solarise(images: Tensor, threshold: float, draw: Draw) -> Tensor:
-    """Inverts the values from `threshold` (0 to 255) on."""
+    """Invert the values from `threshold` (0 to 255) on."""
     return torch.where(images >= threshold, 255 - images, images)
 
 
 def posterise(images: Tensor, bits: float, draw: Draw) -> Tensor:
-    """Keeps the leading bits of each value, the others become 0."""
+    """Keep the leading bits of each value and set the others to 0."""
     return images & (0xFF << (8 - int(bits)) & 0xFF)
 
 
@@ -211,12 +215,12 @@ def posterise(images: Tensor, bits: float, draw: Draw) -> Tensor:
 
 
 def occlusion(images: Tensor, area: float, draw: Draw) -> Tensor:
-    """Covers this share of the area by a mid-grey box with the image's own proportions, anywhere within the image."""
+    """Cover this fraction of the area by a mid-grey box of the image's proportions, at a random place."""
     place = draw(2).double()
     inside = []
     for axis, total in enumerate(images.shape[2:]):
         length = round(math.sqrt(area) * total)
-        # floor(u * n) is uniform over the n places, and a longer box at the same u holds the shorter one.
+        # floor(u * n) is uniform over the n places, and a longer box at the same u contains the shorter one.
         start = torch.floor(place[:, axis, None] * (total - length + 1))
         position = torch.arange(total)
         inside.append((position >= start) & (position < start + length))
@@ -228,20 +232,20 @@ def occlusion(images: Tensor, area: float, draw: Draw) -> Tensor:
 
 @dataclass(frozen=True)
 class Shift:
-    """A corruption and how strong it is at each severity."""
+    """A corruption and its strength at each severity."""
 
     corrupt: Callable[[Tensor, float, Draw], Tensor]
     strengths: Mapping[int, tuple[float, ...]]
-    """Five, by the side of the images in pixels for which they were chosen; one entry alone is for all."""
+    """Five per image side, in pixels, for which they were chosen; a single entry is for all sides."""
     colour: bool = False
-    """Whether it changes colour alone, so that grey images stay as they are."""
+    """Whether it changes only colour, so that grey images stay the same."""
 
     def applies_to(self, channels: int) -> bool:
-        """Whether it can change images with so many channels; if not, a caller may leave it out."""
+        """Whether it can change images with this number of channels; if not, a caller may skip it."""
         return channels > 1 or not self.colour
 
     def strength(self, severity: int, side: int) -> float:
-        """The constant for images whose shorter side has `side` pixels."""
+        """Return the strength for images whose shorter side has `side` pixels."""
         nearest = min(self.strengths, key=lambda chosen: abs(math.log(chosen / side)))
         return self.strengths[nearest][severity - 1]
 
@@ -251,22 +255,22 @@ def _for_all(*five: float) -> Mapping[int, tuple[float, ...]]:
 
 
 SHIFTS: Mapping[str, Shift] = {
-    # The paper's three. Salt and pepper is "impulse noise" in the published sets: the share of values that is hit.
+    # The paper's three. Salt and pepper is "impulse noise" in the published data sets: the fraction of values changed.
     "salt_pepper": Shift(
         salt_pepper,
         {32: (0.01, 0.02, 0.03, 0.05, 0.07), 64: (0.01, 0.02, 0.05, 0.08, 0.14), 224: (0.03, 0.06, 0.09, 0.17, 0.27)},
     ),
-    # Pixels a pixel. Ours: severity 3 is the strongest in AutoAugment's table (Cubuk et al., 2019), 5 is twice that.
+    # Pixels per pixel. Ours: severity 3 is the strongest in AutoAugment's table (Cubuk et al., 2019), 5 is twice that.
     "shear": Shift(shear, _for_all(0.1, 0.2, 0.3, 0.45, 0.6)),
     # Standard deviation; black to white is 1.
     "gaussian_noise": Shift(
         gaussian_noise,
         {32: (0.04, 0.06, 0.08, 0.09, 0.10), 64: (0.04, 0.08, 0.12, 0.15, 0.18), 224: (0.08, 0.12, 0.18, 0.26, 0.38)},
     ),
-    # Photons that make white.
+    # Photons of a white value.
     "shot_noise": Shift(shot_noise, {32: (500, 250, 100, 75, 50), 64: (250, 100, 50, 30, 15), 224: (60, 25, 12, 5, 3)}),
-    # Standard deviation in pixels: "Gaussian blur", one of the published sets' extra  Those for 8
-    # pixels are ours: CIFAR-10-C's would leave no digit to read.
+    # Standard deviation in pixels: "Gaussian blur", an extra corruption of the published data sets. Those for 8
+    # pixels are ours: CIFAR-10-C's would make digits unreadable.
     "blur": Shift(
         blur,
         {
@@ -278,44 +282,44 @@ SHIFTS: Mapping[str, Shift] = {
     ),
     # Degrees. Ours: severity 3 is the strongest in AutoAugment's table, 5 is twice that.
     "rotation": Shift(rotation, _for_all(10, 20, 30, 45, 60)),
-    # Share of the side. Ours: 2, 4, 6, 8, 10 of 32 pixels; 10 is the most in AutoAugment's code for CIFAR-10.
+    # Fraction of the side. Ours: 2, 4, 6, 8, 10 of 32 pixels; 10 is the most in AutoAugment's code for CIFAR-10.
     "translation": Shift(translation, _for_all(0.0625, 0.125, 0.1875, 0.25, 0.3125)),
     # Added to HSV's value; black to white is 1.
     "brightness": Shift(
         brightness,
         {32: (0.05, 0.1, 0.15, 0.2, 0.3), 64: (0.1, 0.2, 0.3, 0.4, 0.5), 224: (0.1, 0.2, 0.3, 0.4, 0.5)},
     ),
-    # What is left of the distance to the channel's mean.
+    # Factor of the distance to the channel's mean.
     "contrast": Shift(
         contrast,
         {32: (0.75, 0.5, 0.4, 0.3, 0.15), 64: (0.4, 0.3, 0.2, 0.1, 0.05), 224: (0.4, 0.3, 0.2, 0.1, 0.05)},
     ),
-    # Ours: the published "saturate" first takes colour away, then adds some, so that its severities have no order. Here
-    # a coin decides which, and at severity 5 no colour is left, or twice as much.
+    # Ours: the published "saturate" removes colour at low severities and adds it at high ones, so they have no order.
+    # Here a coin decides which, and at severity 5 no colour is left, or twice as much.
     "saturation": Shift(saturation, _for_all(0.2, 0.4, 0.6, 0.8, 1.0), colour=True),
     # Turns. Ours: severity 2 is the most that BYOL's views have, 5 is the opposite colour.
     "hue": Shift(hue, _for_all(0.05, 0.1, 0.2, 0.35, 0.5), colour=True),
-    # The least value that is inverted. Ours: severity 4 is that of BYOL's views.
+    # The smallest value that is inverted. Ours: severity 4 is that of BYOL's views.
     "solarise": Shift(solarise, _for_all(224, 192, 160, 128, 64)),
-    # Bits kept. Ours: severity 3 is the strongest in AutoAugment's table, 5 leaves four levels a channel.
+    # Bits kept. Ours: severity 3 is the strongest in AutoAugment's table, 5 leaves four levels per channel.
     "posterise": Shift(posterise, _for_all(6, 5, 4, 3, 2)),
     # The quality, as libjpeg counts it.
     "jpeg": Shift(jpeg, {32: (80, 65, 58, 50, 40), 64: (65, 58, 50, 40, 25), 224: (25, 18, 15, 10, 7)}),
-    # Share of the area. Ours: severity 5 is what Cutout (DeVries & Taylor, 2017) hides of CIFAR-10's images, 16 x 16.
+    # Fraction of the area. Ours: severity 5 is what Cutout (DeVries & Taylor, 2017) hides of CIFAR-10, 16 x 16.
     "occlusion": Shift(occlusion, _for_all(0.05, 0.1, 0.15, 0.2, 0.25)),
 }
 
 
 def shifted(images: Tensor, ids: Tensor, name: str, severity: int, seed: int) -> Tensor:
-    """The images under one shift: uint8 (B, C, H, W), grey or RGB, of any size, to the same, on the same device.
+    """Apply one shift to uint8 images (B, C, H, W), grey or RGB, of any size; the result has their shape and device.
 
-    `ids` (B,) are the images' own numbers, which key what is random. Saturation and hue leave grey images as they are:
-    `SHIFTS[name].applies_to(channels)` says so before. The work is done on the CPU, over torch's threads.
+    `ids` (B,) are the images' numbers, which key the randomness. Saturation and hue do not change grey images:
+    `SHIFTS[name].applies_to(channels)` reports that. Computed on the CPU, on as many threads as torch uses.
     """
     _check(images, ids, name, severity)
     shift = SHIFTS[name]
     strength = shift.strength(severity, min(images.shape[2:]))
-    key = (seed, zlib.crc32(name.encode()))  # the name, not its place: a new shift changes no other
+    key = (seed, zlib.crc32(name.encode()))  # the name, not its position: adding a shift changes no other
     before, numbers = images.cpu(), ids.cpu()
     after = torch.empty_like(before, memory_format=torch.contiguous_format)
 
@@ -323,7 +327,7 @@ def shifted(images: Tensor, ids: Tensor, name: str, severity: int, seed: int) ->
         part = slice(start, start + step)
         after[part] = shift.corrupt(before[part], strength, lambda count: uniforms(numbers[part], count, *key))
 
-    share = -(-len(images) // torch.get_num_threads())  # at least a chunk a thread
+    share = -(-len(images) // torch.get_num_threads())  # at least one chunk per thread
     step = max(1, min(CHUNK // math.prod(images.shape[1:]), share))
     for_each(fill, range(0, len(images), step))
     return after.to(images.device)
@@ -340,4 +344,4 @@ def _check(images: Tensor, ids: Tensor, name: str, severity: int) -> None:
             "give grey or RGB images with values from 0 to 255."
         )
     if ids.shape != images.shape[:1]:
-        raise BadInput(f"{len(images)} images came with ids of shape {tuple(ids.shape)}; give one id an image.")
+        raise BadInput(f"{len(images)} images came with ids of shape {tuple(ids.shape)}; give one id per image.")

@@ -4,7 +4,7 @@
     open_source("npz:photos.npz@test").load("test")
     open_source("folder:photos", image_size=64).load("train")
 
-A new kind is one function from a spec, a path and the network's side to a Source, and one line in `KINDS`.
+A new kind is one function from a spec, a path and the image size to a Source, and one line in `KINDS`.
 """
 
 from __future__ import annotations
@@ -27,33 +27,49 @@ from byov.data.images import SPLITS, ImageSet, Outline, Split
 
 @dataclass(frozen=True)
 class Source:
-    """Images with a split of their own. Nothing is read before `load`."""
+    """Images with a train/test split; nothing is read before `load`."""
 
     name: str
-    """As it was given, such as `cifar10` or `npz:photos.npz@test`."""
+    """As given, such as `cifar10` or `npz:photos.npz@test`."""
     splits: tuple[Split, ...]
     read: Callable[[Split, Progress, Say], ImageSet] = field(repr=False)
     flips: bool = True
-    """Whether a mirrored image is still one of its kind: a mirrored digit is no digit."""
+    """Whether views may be mirrored: a mirrored digit is not a digit."""
     image_size: int | None = None
-    """The side for the network, where the images have none of their own; they may be stored with another."""
+    """The side of the network's input, for images without a fixed size; they may be stored with another side."""
     outlined: Callable[[Split, Progress], Outline] | None = field(default=None, repr=False)
-    """Where reading means decoding: what is known of the images before."""
+    """If reading means decoding: describes the images without decoding them."""
 
     @property
     def default(self) -> Split:
-        """The split for a command that takes one set of images."""
+        """The split for commands that take one set of images."""
         return "test" if "test" in self.splits else "train"
 
     def load(
         self, split: Split, progress: Progress = lambda what, done, total: None, say: Say = say_on_stderr
     ) -> ImageSet:
-        """The images of a split; `progress` is told how it goes, `say` what the user should know."""
+        """Read the images of a split.
+
+        Args:
+            split: ``"train"`` or ``"test"``.
+            progress: Called with the current stage, what is done, and the total.
+            say: Called with messages for the user, such as a warning about skipped files.
+
+        Returns:
+            The images, in memory or mapped into it.
+
+        Raises:
+            BadInput: If the source lacks this split or cannot be read.
+
+        Example:
+            >>> byov.open_source("digits").load("test").images.shape
+            torch.Size([355, 1, 8, 8])
+        """
         self._check(split)
         return self.read(split, progress, say)
 
     def outline(self, split: Split, progress: Progress = lambda what, done, total: None) -> Outline | None:
-        """What a split will be (with fewer images, if some are bad), where reading it may take long; else None."""
+        """Describe a split before decoding, which may drop bad images; None if reading it needs no decoding."""
         self._check(split)
         return None if self.outlined is None else self.outlined(split, progress)
 
@@ -65,15 +81,28 @@ class Source:
 
 
 def open_source(spec: str, image_size: int | None = None) -> Source:
-    """The source of a spec, for a network that sees `image_size` pixels; bad input if there is none.
+    """Open a source of images by its name or path, without reading them.
 
-    Images that have a side of their own are given as they are, whatever the network's.
+    Args:
+        spec: A name such as ``"digits"``, or ``"folder:PATH"`` or ``"npz:PATH"``; ``@train`` or ``@test`` at the end
+            selects one split.
+        image_size: Side of the network's input in pixels, for folders. Other sources keep the size of their images.
+
+    Returns:
+        The source: ``source.load("train")`` reads a split.
+
+    Raises:
+        BadInput: If there is no such source or split.
+
+    Example:
+        >>> byov.open_source("digits").splits
+        ('train', 'test')
     """
     if image_size is not None and image_size < 4:
         raise BadInput(f"image_size is {image_size}, but a network needs at least 4 pixels: give more.")
     base, at, suffix = spec.rpartition("@")
     path = spec.partition(":")[2]
-    whole = bool(path) and Path(path).expanduser().exists()  # a folder may be called photos@test
+    whole = bool(path) and Path(path).expanduser().exists()  # a folder may be named photos@test
     forced = next((split for split in SPLITS if at and suffix == split and not whole), None)
     source = _open(base if forced else spec, image_size)
     if forced is None:
@@ -95,7 +124,7 @@ def _open(spec: str, image_size: int | None) -> Source:
 
 
 def _at_once(read: Callable[[Split], ImageSet]) -> Callable[[Split, Progress, Say], ImageSet]:
-    """A reader that has nothing to tell."""
+    """Wrap a reader that has nothing to report."""
     return lambda split, progress, say: read(split)
 
 
@@ -113,7 +142,7 @@ KINDS: Mapping[str, Callable[[str, Path, int | None], Source]] = {"npz": _open_n
 
 
 def names() -> list[str]:
-    """The sources that have a name of their own."""
+    """Return the names of the built-in sources."""
     return ["digits", *fetch.PUBLISHED]
 
 
@@ -130,10 +159,10 @@ def _unknown(spec: str) -> str:
 
 
 def digits(split: Split) -> ImageSet:
-    """scikit-learn's 1,797 digits of 8 x 8 pixels, their values 0..16 scaled to 0..255.
+    """Load scikit-learn's 1,797 digits of 8 x 8 pixels, their values 0..16 scaled to 0..255.
 
-    The split, the same for ever: in scikit-learn's order, every fifth image of a class (its 5th, 10th, ...) is for
-    test, the others for train; both keep that order. No random numbers, so no library's version can change it.
+    The split is fixed: in scikit-learn's order, every fifth image of a class (its 5th, 10th, ...) is for test, the
+    others for train; both keep that order. It uses no random numbers, so no library's version can change it.
     """
     from sklearn.datasets import load_digits  # here: importing scikit-learn takes a second
 
@@ -149,7 +178,7 @@ def digits(split: Split) -> ImageSet:
 
 
 class Row(NamedTuple):
-    """What `byov data list` says of a source."""
+    """A row of `byov data list`."""
 
     name: str
     description: str
@@ -161,7 +190,7 @@ class Row(NamedTuple):
 
 
 def table() -> list[Row]:
-    """The sources that have a name, and whether their images are on this machine."""
+    """List the built-in sources, and whether their images are on this machine."""
     rows = [
         Row("digits", "handwritten digits, very small; part of scikit-learn", "8x8x1", 1442, 355, "CC BY 4.0", True)
     ]

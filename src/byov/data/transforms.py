@@ -22,7 +22,7 @@ LUMA = (0.2989, 0.587, 0.114)  # ITU-R 601-2, torchvision's digits
 
 
 class Boxes(NamedTuple):
-    """One crop an image, in pixels; every field is an int64 tensor (B,)."""
+    """One crop per image, in pixels; every field is an int64 tensor (B,)."""
 
     top: Tensor
     left: Tensor
@@ -31,12 +31,12 @@ class Boxes(NamedTuple):
 
 
 def resized_crop(images: Tensor, boxes: Boxes, flip: Tensor, out: Tensor) -> Tensor:
-    """Crops each image to its box, resizes it to the size of `out` and mirrors it where `flip`.
+    """Crop each image to its box, resize it to the size of `out`, and mirror it where `flip` is set.
 
-    images: uint8 (B, C, H, W); out: float32 (B, C, size, size), filled with values in [0, 1].
+    `images` is uint8 (B, C, H, W); `out` is float32 (B, C, size, size) and is filled with values in [0, 1].
 
-    Two batched matrix products; the flip costs nothing. The channels stand between rows and columns on the way, so that
-    each product takes all of them at once.
+    Computed as two batched matrix products; the flip costs nothing. The channels are between rows and columns,
+    so that each product handles all at once.
     """
     batch, channels, height, width = images.shape
     size = out.shape[3]
@@ -54,7 +54,7 @@ def resized_crop(images: Tensor, boxes: Boxes, flip: Tensor, out: Tensor) -> Ten
 
 
 def resized(images: Tensor, size: int) -> Tensor:
-    """Whole images (B, C, H, W) at the side `size`, nothing random: uint8 stays uint8, floats stay in [0, 1]."""
+    """Resize whole images (B, C, H, W) to the side `size`: uint8 stays uint8, floats stay in [0, 1]."""
     if images.shape[2:] == (size, size):
         return images
     small = F.interpolate(images.to(torch.float32), (size, size), mode="bicubic", antialias=True)
@@ -62,9 +62,9 @@ def resized(images: Tensor, size: int) -> Tensor:
 
 
 def resize_matrices(start: Tensor, length: Tensor, flip: Tensor, size: int, total: int) -> Tensor:
-    """(B, size, total) matrices: each resizes pixels [start, start + length) of a line of `total` pixels to `size`.
+    """Build matrices (B, size, total) that resize pixels [start, start + length) of lines of `total` pixels to `size`.
 
-    A flip reverses the rows. Only the few taps of an output pixel are computed, then put in their places.
+    A flip reverses the rows. Only the few taps per output pixel are computed, then scattered to their columns.
     """
     scale = length.to(torch.float32) / size
     stretch = scale.clamp(min=1)  # antialias: when shrinking, the filter widens with the step between output pixels
@@ -77,7 +77,7 @@ def resize_matrices(start: Tensor, length: Tensor, flip: Tensor, size: int, tota
     weights = _cubic((pixel + 0.5 - centre[:, :, None]).div_(stretch[:, None, None]).abs_())
     weights.mul_(pixel < length[:, None, None])
     weights.div_(weights.sum(2, keepdim=True))
-    # Taps beyond the box weigh 0 but still need a place of their own: `taps` more columns, cut off in the end.
+    # Taps beyond the box have weight 0 but still need a column: `taps` more columns, cut off at the end.
     matrices = weights.new_zeros((len(start), size, total + taps))
     matrices.scatter_(2, pixel.to(torch.int64) + start[:, None, None], weights)
     return matrices[:, :, :total]
@@ -94,14 +94,14 @@ def _cubic(distance: Tensor) -> Tensor:
 
 
 def blur_kernel_size(size: int) -> int:
-    """A tenth of the side, odd: BYOL's 23 at 224 pixels."""
+    """Return a tenth of the side, rounded to odd: BYOL's 23 at 224 pixels."""
     return max(3, size // 10 | 1)
 
 
 def gaussian_blur(images: Tensor, sigma: Tensor) -> Tensor:
-    """Blurs each image by its own sigma (B,) in pixels, with mirrored borders.
+    """Blur each image by its own sigma (B,) in pixels, with mirrored borders.
 
-    Two depthwise convolutions with the images' channels side by side.
+    Computed as two depthwise convolutions over the channels of all images.
     """
     batch, channels, height, width = images.shape
     taps = blur_kernel_size(min(height, width))
@@ -115,7 +115,7 @@ def gaussian_blur(images: Tensor, sigma: Tensor) -> Tensor:
 
 
 def blur_(images: Tensor, sigma: Tensor, chosen: Tensor) -> Tensor:
-    """Blurs the chosen images (bool (B,)), each by its own sigma (B,). The clamp is for rounding: 1 stays 1."""
+    """Blur the chosen images (bool (B,)), each by its own sigma (B,); clamped, since rounding may exceed 1."""
     rows = chosen.nonzero()[:, 0]
     if len(rows) == len(images):
         torch.clamp(gaussian_blur(images, sigma), 0, 1, out=images)
@@ -128,20 +128,21 @@ def blur_(images: Tensor, sigma: Tensor, chosen: Tensor) -> Tensor:
 
 
 def luma(images: Tensor) -> Tensor:
-    """The grey value of RGB images: (B, 3, H, W) -> (B, 1, H, W)."""
+    """Compute the grey values of RGB images: (B, 3, H, W) -> (B, 1, H, W)."""
     red, green, blue = images.unbind(1)
     return (red * LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2]).unsqueeze_(1)
 
 
 def jitter_(images: Tensor, order: Tensor, factors: Tensor) -> Tensor:
-    """Applies the four operations to each image in its own order.
+    """Apply the four operations to each image, in its own order.
 
-    order: (B, 4), a permutation of BRIGHTNESS, CONTRAST, SATURATION, HUE in each row.
-    factors: (B, 4), by operation; factor 1 and hue shift 0 leave an image as it is.
+    `order` is (B, 4), a permutation of BRIGHTNESS, CONTRAST, SATURATION, HUE in each row. `factors` is (B, 4), one per
+    operation; factor 1 and hue shift 0 change nothing.
 
-    The hue, the dearest, is shifted once for all images: before it come the blends (all others blend an image with
-    something) that precede it, after it those that follow. The images are sorted by how many precede, so that each
-    blend works on neighbours. Images that no operation changes are left out. On grey images saturation and hue are.
+    The hue is the most expensive, so it is shifted once for all images: after the blends (the other three operations)
+    that precede it in an image's order, and before those that follow. The images are sorted by how many precede, so
+    that each blend works on a contiguous slice. Images that no operation changes are skipped, as are saturation and hue
+    of grey images.
     """
     grey = images.shape[1] == 1
     left_out = (order == HUE) | (order == SATURATION) if grey else order == HUE
@@ -166,7 +167,7 @@ def jitter_(images: Tensor, order: Tensor, factors: Tensor) -> Tensor:
 
 
 def blend_(images: Tensor, kind: Tensor, factor: Tensor) -> Tensor:
-    """Brightness, contrast or saturation, as `kind` says for each image: clamp(factor * x + (1 - factor) * target).
+    """Change brightness, contrast or saturation, by each image's `kind`: clamp(factor * x + (1 - factor) * target).
 
     The target is black for brightness, the mean grey of the image for contrast, its grey pixels for saturation.
     """
@@ -181,15 +182,15 @@ def blend_(images: Tensor, kind: Tensor, factor: Tensor) -> Tensor:
 
 
 def shift_hue(images: Tensor, shift: Tensor) -> Tensor:
-    """The images with their hue turned by `shift` (B,), in turns.
+    """Rotate the hue of each image by `shift` (B,), in turns.
 
-    Hexcone HSV without its six cases: a channel is value - chroma * clamp(2 - 6 d, 0, 1), d being the distance on the
-    circle, in turns, from the hue to the channel's complement.
+    Hexcone HSV without its six cases: a channel is value - chroma * clamp(2 - 6 d, 0, 1), where d is the distance in
+    turns from the hue to the channel's complement.
     """
     red, green, blue = images.unbind(1)
     value = torch.maximum(torch.maximum(red, green), blue)
     chroma = value - torch.minimum(torch.minimum(red, green), blue)
-    # 0/1 in float32 and `lerp` instead of `==` and `where`, which are not vectorised: a quarter of the time.
+    # 0/1 in float32 with `lerp`, not `==` and `where`, which are not vectorised: a quarter of the time.
     is_red, is_green = (torch.eq(value, plane, out=torch.empty_like(value)) for plane in (red, green))
     sixths = (red - green).add_(chroma, alpha=4)
     sixths.lerp_((blue - red).add_(chroma, alpha=2), is_green).lerp_(green - blue, is_red)
@@ -202,7 +203,7 @@ def shift_hue(images: Tensor, shift: Tensor) -> Tensor:
 
 
 def grey_(images: Tensor, chosen: Tensor) -> Tensor:
-    """Takes the colour from the chosen images (bool (B,))."""
+    """Convert the chosen images (bool (B,)) to grey."""
     rows = chosen.nonzero()[:, 0]
     if len(rows) and images.shape[1] > 1:
         images.index_copy_(0, rows, luma(images.index_select(0, rows)).expand(-1, images.shape[1], -1, -1))
@@ -210,9 +211,9 @@ def grey_(images: Tensor, chosen: Tensor) -> Tensor:
 
 
 def solarise_(images: Tensor, chosen: Tensor) -> Tensor:
-    """Inverts the pixels from one half on in the chosen images (bool (B,))."""
+    """Invert the values from 1/2 on in the chosen images (bool (B,))."""
     rows = chosen.nonzero()[:, 0]
     if len(rows):
         part = images.index_select(0, rows)
-        images.index_copy_(0, rows, torch.minimum(part, 1 - part))  # in [0, 1] the same as the condition x >= 1/2
+        images.index_copy_(0, rows, torch.minimum(part, 1 - part))  # in [0, 1], the same as a condition x >= 1/2
     return images

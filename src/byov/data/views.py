@@ -1,7 +1,7 @@
 """BYOL's augmentation, on the images' device, each image with its own random parameters.
 
-The numbers are keyed by (seed, epoch, image, view): an image's views do not depend on the batch around it, on the
-process, or on the number of threads. `draw_parameters` says what will be done, `apply` does it, `view` is both.
+The random numbers are keyed by (seed, epoch, image, view): the views of an image do not depend on its batch, on the
+process, or on the number of threads. `draw_parameters` draws what to do, `apply` does it, `view` does both.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from byov.config import View, Views
 from byov.data.transforms import NEUTRAL, Boxes, blur_, grey_, jitter_, resized_crop, solarise_
 
 TRIES = 10  # of a crop, before the fallback: torchvision's RandomResizedCrop
-NUMBERS = 2 * TRIES + 13  # uniform numbers an image
+NUMBERS = 2 * TRIES + 13  # uniform numbers per view
 ORDERS = torch.tensor(list(itertools.permutations(range(4))))
-PARTS = 4  # of a batch, for each thread: some images take longer than others
-ALONE = 1 << 22  # pixel values below which one thread is faster than two (`make bench`): they take some 10 ms
+PARTS = 4  # of a batch per thread: some images take longer than others
+ALONE = 1 << 22  # pixel values, about 10 ms of work, below which one thread is faster than two (`make bench`)
 
 
 class Parameters(NamedTuple):
-    """What happens to each image of a batch; all tensors have the images in dimension 0."""
+    """The parameters of a batch of views; dimension 0 of every tensor is the view."""
 
     boxes: Boxes
     flip: Tensor
@@ -39,7 +39,7 @@ class Parameters(NamedTuple):
     order: Tensor
     """int64 (B, 4): the order of brightness 0, contrast 1, saturation 2, hue 3"""
     factors: Tensor
-    """float32 (B, 4): three factors and the hue's shift in turns; 1, 1, 1, 0 without jitter"""
+    """float32 (B, 4): three factors and the hue shift in turns; 1, 1, 1, 0 without jitter"""
     grey: Tensor
     """bool (B,)"""
     blur: Tensor
@@ -50,10 +50,10 @@ class Parameters(NamedTuple):
     """bool (B,)"""
 
     def arrays(self, count: int) -> Parameters:
-        """The same for `count` views in contiguous numpy arrays instead of tensors, for `compiled_views.make_views`."""
+        """Convert the tensors of `count` views to contiguous numpy arrays, for `compiled_views.make_views`."""
         floats = self._replace(factors=self.factors.float(), sigma=self.sigma.float())  # the loops round in float32
         if {len(field) for field in (*self.boxes, *self[1:])} != {count} or self.factors.shape != (count, 4):
-            raise ValueError(f"parameters of other images: {count} views want one of each, four factors and an order.")
+            raise ValueError(f"the parameters do not fit {count} views: each view needs one of each, and four factors.")
         return Parameters(Boxes(*map(_array, self.boxes)), *map(_array, floats[1:]))
 
 
@@ -62,9 +62,30 @@ def _array(field: Tensor) -> Any:
 
 
 def two_views(images: Tensor, ids: Tensor, config: Views, size: int, seed: int, epoch: int) -> tuple[Tensor, Tensor]:
-    """Two random views of each image: uint8 (B, C, H, W) -> two float32 (B, C, size, size) in [0, 1].
+    """Make two random views of each image, as BYOL trains on.
 
-    Equal to `view` with the keys (seed, epoch, 0) and (seed, epoch, 1), but both in one batch: fewer, larger calls.
+    Equal to `view` with the keys (seed, epoch, 0) and (seed, epoch, 1), but computed in one batch.
+
+    Args:
+        images: uint8 tensor ``(B, C, H, W)``, grey or RGB.
+        ids: One integer per image, shape ``(B,)``, usually its index in the data set; it keys the randomness.
+        config: The augmentation of both views; ``flip`` and ``blur`` must be set.
+        size: Side of the views in pixels.
+        seed: Seed of the run.
+        epoch: Epoch: each has other views.
+
+    Returns:
+        Two float32 tensors ``(B, C, size, size)`` in [0, 1], on the device of the images.
+
+    Raises:
+        BadInput: If the images, the ids or the config cannot be used.
+
+    Example:
+        >>> images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
+        >>> view = byov.View(flip=0.5, blur=1.0)
+        >>> first, second = byov.two_views(images, torch.arange(4), byov.Views(view, view), 24, seed=0, epoch=0)
+        >>> first.shape
+        torch.Size([4, 3, 24, 24])
     """
     _check(images, ids)
     keys = (seed, epoch, 0), (seed, epoch, 1)
@@ -75,7 +96,7 @@ def two_views(images: Tensor, ids: Tensor, config: Views, size: int, seed: int, 
 
 
 def view(images: Tensor, ids: Tensor, config: View, size: int, *key: int) -> Tensor:
-    """One random view of each image; `ids` (B,) and the key, usually (seed, epoch, view), decide which."""
+    """Make one random view of each image, determined by `ids` (B,) and the key, usually (seed, epoch, view)."""
     _check(images, ids)
     height, width = images.shape[2:]
     return apply(images, draw_parameters(ids.to(images.device), (config,), height, width, (key,)), size)
@@ -88,16 +109,19 @@ def _check(images: Tensor, ids: Tensor) -> None:
             "give grey or RGB images with values from 0 to 255."
         )
     if ids.shape != images.shape[:1]:
-        raise BadInput(f"{len(images)} images came with ids of shape {tuple(ids.shape)}; give one id an image.")
+        raise BadInput(f"{len(images)} images came with ids of shape {tuple(ids.shape)}; give one id per image.")
 
 
 def draw_parameters(
     ids: Tensor, configs: Sequence[View], height: int, width: int, keys: Sequence[tuple[int, ...]]
 ) -> Parameters:
-    """The random parameters of views of the images `ids`, which have (height, width) pixels; all of the first view,
-    then all of the next: each has a config and a key, usually (seed, epoch, view)."""
-    told = [_settings(config, height, width) for config in configs]
-    settings = torch.tensor(told, dtype=torch.float32, device=ids.device)
+    """Draw the parameters of views of the images `ids`, whose size is (height, width).
+
+    Each view has a config and a key, usually (seed, epoch, view). The result has all images of the first view, then all
+    of the next.
+    """
+    rows = [_settings(config, height, width) for config in configs]
+    settings = torch.tensor(rows, dtype=torch.float32, device=ids.device)
     settings, seeds = (t.repeat_interleave(len(ids), 0) for t in (settings, folds(keys, ids.device)))
     chances, strengths, sigmas, crop = torch.split(settings, [5, 4, 2, 6], 1)
     numbers = _uniforms(ids.repeat(len(configs)), seeds)
@@ -124,10 +148,10 @@ def _uniforms(ids: Tensor, seeds: Tensor) -> Tensor:
 
 
 def _settings(config: View, height: int, width: int) -> tuple[float, ...]:
-    """A view's settings in the order in which `draw_parameters` and `_draw_boxes` take them."""
+    """The settings of a view, in the order in which `draw_parameters` and `_draw_boxes` unpack them."""
     if config.flip is None or config.blur is None:
         raise BadInput(
-            "the views' flip and blur are not set; resolve the config first or give them a chance from 0 to 1."
+            "the views' flip and blur are not set; resolve the config first, or give each a probability from 0 to 1."
         )
     chances = config.flip, config.jitter, config.grey, config.blur, config.solarise
     strengths = config.brightness, config.contrast, config.saturation, config.hue
@@ -137,9 +161,9 @@ def _settings(config: View, height: int, width: int) -> tuple[float, ...]:
 
 
 def _draw_boxes(numbers: Tensor, settings: Tensor, height: int, width: int) -> Boxes:
-    """torchvision's RandomResizedCrop.get_params, all tries at once: the first that fits, else the centre.
+    """Draw boxes as torchvision's RandomResizedCrop, all tries at once: the first that fits, else the centre.
 
-    settings: bounds of the area, bounds of the ratio's logarithm, height and width of the fallback; a row an image.
+    `settings` has a row per view: bounds of the area, bounds of the log ratio, height and width of the fallback.
     """
     least, most, narrowest, widest, fallback_height, fallback_width = settings.unbind(1)
     area = torch.lerp(least[:, None], most[:, None], numbers[:, :TRIES])
@@ -158,7 +182,7 @@ def _draw_boxes(numbers: Tensor, settings: Tensor, height: int, width: int) -> B
 
 
 def _fallback(ratio: tuple[float, float], height: int, width: int) -> tuple[int, int]:
-    """Height and width of the largest box whose width over height is in range."""
+    """Height and width of the largest box whose ratio of width to height is in range."""
     if width / height < ratio[0]:
         return round(width / ratio[0]), width
     if width / height > ratio[1]:
@@ -170,8 +194,8 @@ def _fallback(ratio: tuple[float, float], height: int, width: int) -> tuple[int,
 def apply(images: Tensor, parameters: Parameters, size: int) -> Tensor:
     """Crop, flip, jitter, grey, blur, solarise: uint8 (B, C, H, W) -> float32 (N, C, size, size) in [0, 1].
 
-    N is the number of parameters, a multiple of B: view i is one of image i modulo B. On a CPU by compiled loops, on
-    everything else by tensor operations: up to rounding the same.
+    N is the number of parameters, a multiple of B: view i shows image i modulo B. A CPU uses compiled loops, every
+    other device tensor operations; up to rounding, the results are the same.
     """
     out = images.new_empty((len(parameters.flip), images.shape[1], size, size), dtype=torch.float32)
     fill = fill_by_loops if images.device.type == "cpu" else fill_by_tensors
@@ -180,8 +204,11 @@ def apply(images: Tensor, parameters: Parameters, size: int) -> Tensor:
 
 
 def fill_by_loops(out: Tensor, images: Tensor, parameters: Parameters) -> None:
-    """Image by image, where there is more to do on threads of ours. On a core a fifth of the time of tensor operations
-    at 32 px (1.7 against 9.6 ms for 256 views), a sixth at 64; the first call on a machine compiles, for some 7 s."""
+    """Fill the views one by one with compiled loops, on our own threads if there is enough to do.
+
+    On one core they take 1.7 ms for 256 views of 32 px, where tensor operations take 9.6. The first call on a machine
+    compiles for about 7 s.
+    """
     make_views = _loops().make_views
     views, pixels, arrays = out.numpy(), images.contiguous().numpy(), parameters.arrays(len(out))
     threads = 1 if out.numel() < ALONE else torch.get_num_threads()
@@ -194,7 +221,7 @@ def fill_by_loops(out: Tensor, images: Tensor, parameters: Parameters) -> None:
 
 
 def fill_by_tensors(out: Tensor, images: Tensor, parameters: Parameters) -> None:
-    """All images at once."""
+    """Fill all views at once with tensor operations."""
     source = torch.arange(len(out), device=images.device) % max(1, len(images))
     resized_crop(images.index_select(0, source), parameters.boxes, parameters.flip, out)
     jitter_(out, parameters.order, parameters.factors)
@@ -205,7 +232,7 @@ def fill_by_tensors(out: Tensor, images: Tensor, parameters: Parameters) -> None
 
 @cache
 def _loops() -> ModuleType:
-    """Imported at their first use: numba takes a third of a second."""
+    """Import the compiled loops at their first use: numba takes a third of a second."""
     from byov.data import compiled_views
 
     return compiled_views
