@@ -192,7 +192,7 @@ def test_files_that_cannot_be_read(colour: tuple[byov.Run, Path], tmp_path: Path
         shutil.copy(path, tmp_path)
     (tmp_path / "broken.png").write_bytes(b"no image")
     assert len(run.features(tmp_path)) == 2
-    assert "1 files in" in (said := capsys.readouterr().err) and "broken.png (no image)" in said
+    assert "1 files in" in (said := capsys.readouterr().err) and "broken.png (not an image)" in said
     with pytest.raises(BadInput, match=r"broken\.png cannot be used"):
         run.features(sorted(tmp_path.iterdir()))
     for path in tmp_path.glob("0*"):
