@@ -2,10 +2,10 @@
 
     make bench-accuracy            (or: accuracy.py --minutes 10 --seeds 3 [--only byov-0] [--busy])
 
-So that the result does not depend on what else the machine does, the ten minutes are turned into steps first: all three
-are timed interleaved, and each then trains as many steps as it makes in that time, its schedules set for them. A
-finished run is a file in benchmarks/accuracy/ and is not made again, unless the recipe has changed since; the command
-can be stopped and repeated.
+The ten minutes are converted to steps first, so that the result does not depend on other work on the machine. All three
+are timed interleaved; each then trains as many steps as it makes in that time, with schedules of that length. A
+finished run is a file in benchmarks/accuracy/ and is not repeated, unless the recipe has changed. The command resumes
+if repeated.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Training:
 
 
 def settings(method: str, seed: int, data: ImageSet, steps: int) -> Config:
-    """The recipe for a run of so many steps: they end it, not its epochs."""
+    """The recipe for a run of this many steps, which end it instead of its epochs."""
     config = replace(read_recipe(RECIPE, "byov" if method == "byov" else "byol"), data="cifar10", seed=seed)
     optim = replace(config.optim, log_variance_lr=schedules.log_variance_rate(steps))
     return resolve(replace(config, calibration=0, optim=optim), (3, SIDE, SIDE), len(data), flips=True)
@@ -119,7 +119,7 @@ class Lightly(Training):
 
 
 def _loader(images: list[Image.Image], transform: Any, batch: int, workers: int, seed: int) -> Iterator[list[Tensor]]:
-    """Batches without end, an epoch after another, by torch's DataLoader."""
+    """Endless batches, epoch after epoch, by torch's DataLoader."""
     from torch.utils.data import DataLoader
 
     more = {"persistent_workers": True, "multiprocessing_context": "fork"} if workers else {}
@@ -147,7 +147,7 @@ def timed(method: str, workers: int = 0) -> Turn:
 
 
 def rates(rounds: int, steps: int) -> dict[str, Any]:
-    """Seconds a step of every method, timed interleaved; lightly's with the best number of workers."""
+    """Seconds per step of every method, timed interleaved; lightly's with the best number of workers."""
 
     def variant(method: str, workers: int = 0) -> Variant:
         return Variant(method, "accuracy", "timed", {"method": method, "workers": workers})

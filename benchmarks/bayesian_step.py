@@ -1,7 +1,7 @@
-"""The Bayesian supervised step, forward, backward and KL, against the deterministic one and other libraries.
+"""The Bayesian supervised step, forward, backward and KL, compared with the deterministic one and other libraries.
 
 byov has two ways to add the KL, bayesian-torch two kinds of layers: a short run before chooses one of each, for every
-size. byov's other way has its turns too, for information.
+size. byov's other way is timed too, for information.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The whole step, views to teacher: BYOV and our BYOL against plain BYOL in torch and lightly's BYOL.
+"""The whole step, views to teacher: BYOV and our BYOL compared with plain BYOL in torch and lightly's BYOL.
 
 All train the same ViT with the same heads on the same images, batch 128, and make views by the same recipe. Plain BYOL
 is an ordinary nn.Module with torch's fused AdamW and a foreach EMA, what one would write without byov, on byov's views.
@@ -62,7 +62,7 @@ def measure(quick: bool) -> dict[str, Any]:
 
 
 def ours(method: str, model: Model = STUDENT, batch: int = BATCH, side: int = SIDE, count: int = STORED) -> Turn:
-    """Steps of byov's own trainer; `growth` asks for other sizes."""
+    """Steps of byov's own trainer; `growth` uses other sizes."""
     trainer = trainer_of(method, model, batch, side, count)
 
     def step(k: int) -> None:

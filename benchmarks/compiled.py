@@ -1,4 +1,4 @@
-"""torch.compile, which needs a C++ compiler, beside eager torch: would it pay to offer it?"""
+"""torch.compile, which needs a C++ compiler, compared with eager torch: is it worth offering?"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Times variants of the same work side by side: each in a process of its own, in turns, one at a time.
+"""Time variants of the same work: each in a separate process, in turns, one at a time.
 
 Allocators, thread pools and imported libraries of one variant cannot disturb another. In every round each variant has
-one turn of a few steps, in an order that rotates; a ratio is taken within a round, where both met the same machine.
+one turn of a few steps, in an order that rotates; a ratio is taken within a round, in which both saw the same machine.
 Between turns a worker waits on its pipe and uses no CPU (torch's OpenMP threads stop spinning after some milliseconds).
 """
 
@@ -72,7 +72,7 @@ class Player:
 
 
 def steps_of(step: Callable[[int], object]) -> Turn:
-    """A turn made of single steps; step(k) is told how many went before."""
+    """A turn made of single steps; k is the number of steps before."""
     done = 0
 
     def turn(count: int) -> None:
@@ -104,7 +104,7 @@ def _serve(pipe: Connection, variant: Variant) -> None:
 
 
 def interleave(variants: Sequence[Variant], rounds: int, steps: int = 1, warmup: int = 1) -> dict[str, list[float]]:
-    """Seconds a step of each variant, one number a round; the first `warmup` rounds are not kept."""
+    """Seconds per step of each variant, one number per round; the first `warmup` rounds are dropped."""
     players: list[Player] = []
     try:
         for variant in variants:  # all start at once: imports are the slow part
@@ -125,7 +125,7 @@ def interleave(variants: Sequence[Variant], rounds: int, steps: int = 1, warmup:
 
 
 def fastest(candidates: Sequence[Variant], rounds: int = 2, steps: int = 1) -> Variant:
-    """The candidate with the least time in a short run: byov and its peers play at their best settings."""
+    """The candidate with the least time in a short run: byov and its peers use their best settings."""
     if len(candidates) == 1:
         return candidates[0]
     times = interleave(candidates, rounds, steps)

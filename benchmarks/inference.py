@@ -2,10 +2,10 @@
 
 All variants have the same weights, take the same uint8 images from memory, use the same number of threads and compute
 the same features. timm's tf_efficientnet_lite0 runs in the loop one would write: plain, with channels_last, and traced
-and frozen by TorchScript. byov folds BatchNorm, and each core passes batches of its own (`inference/features.py`).
+and frozen by TorchScript. byov folds BatchNorm, and each core processes separate batches (`inference/features.py`).
 
 The last variant is one weight draw as `byov score` makes it: activations after the frozen stages are cached, weights
-are drawn, and the stages after blocks.4 are passed. Drawing the weights and folding BatchNorm into them are included.
+are drawn, and the stages after blocks.4 are run. Drawing the weights and folding BatchNorm into them are included.
 """
 
 from __future__ import annotations

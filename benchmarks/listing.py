@@ -1,4 +1,4 @@
-"""How long it takes to index a folder: all paths below it and their digest, as `folder:PATH` does before decoding."""
+"""The time to index a folder: all paths below it and their digest, as `folder:PATH` does before decoding."""
 
 from __future__ import annotations
 

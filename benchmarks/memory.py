@@ -1,7 +1,7 @@
 """Peak resident memory of some training steps, each variant in a fresh process; the same steps as `byol_step`.
 
-At 1M weights most of the peak is activations and libraries, so that a posterior hardly shows; at 21M it does: there
-BYOV stands beside our own BYOL, with a small and a large batch.
+At 1M weights most of the peak is activations and libraries, so that a posterior hardly shows. At 21M it does: there
+BYOV is compared with our own BYOL, with a small and a large batch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _compared(variants: Variants, baseline: str, steps: int, repeats: int) -> di
 
 
 def compare(runs: dict[str, list[tuple[float, float]]], baseline: str) -> dict[str, Any]:
-    """Of MiB after the imports and at the peak: the ratios of the least peaks, with the least and most of all runs."""
+    """The ratios of the lowest peaks, with the lowest and highest of all runs; MiB after imports and at the peak."""
     least = {name: min(pairs, key=lambda pair: pair[1]) for name, pairs in runs.items()}  # noise only ever adds
     most = {name: max(peak for _, peak in pairs) for name, pairs in runs.items()}
     imports, peak = least[baseline]

@@ -5,8 +5,8 @@
 
 The cost is taken in onnxruntime on one thread, in CPU time, the two graphs in turns; the median of the turns' ratios.
 The agreement is Spearman's correlation with the score over draws: of reference images left out of the fit, and of the
-calibration images, which were never seen. Next to it stands the reliability of the score over draws itself: that of one
-half of the draws with the other, as Spearman and Brown correct it for all draws.
+calibration images, which were never seen. It is reported with the reliability of the score over draws: the correlation
+of one half of the draws with the other, corrected for all draws (Spearman and Brown).
 """
 
 from __future__ import annotations

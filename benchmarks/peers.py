@@ -1,7 +1,7 @@
-"""The supervised step as each library does it: forward, backward, KL. One function a library.
+"""The supervised step as each library does it: forward, backward, KL. One function per library.
 
 All wrap the same ViT (`models.classifier`). bayesian-torch, torch-uncertainty and blitz make Linear and convolution
-layers Bayesian, no others: a little less work than byov, where LayerNorm is random too. Each plays at its best setting.
+layers Bayesian, no others: a little less work than byov, where LayerNorm is random too. Each uses its best setting.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def byov_add_kl(task: str) -> Turn:
 
 
 def byov_kl_in_loss(task: str) -> Turn:
-    """The KL as a part of the loss, as in a loop of one's own."""
+    """The KL as a part of the loss, as in a user's own loop."""
     from byov import Posterior, priors
 
     posterior, prior = Posterior(classifier(task)), priors.Standard()
@@ -84,7 +84,7 @@ def bayesian_torch(task: str, kind: str) -> Turn:
 
 
 def torch_uncertainty(task: str) -> Turn:
-    import_torchvision()  # it imports torchvision, in the way that fails beside a CPU build of torch
+    import_torchvision()  # it imports torchvision, in the way that fails with a CPU build of torch
     from torch_uncertainty.layers import BayesConv2d, BayesLinear
     from torch_uncertainty.losses import ELBOLoss
 

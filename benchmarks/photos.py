@@ -200,7 +200,7 @@ def knn_distance(run: str, draws: int) -> Callable[[Tensor], Tensor]:
 
 
 def compare(times: dict[str, list[float]], images: float) -> dict[str, Any]:
-    """Images per second of each way, from seconds a part of `images`; ratios within a round."""
+    """Images per second of each way, from seconds per part of `images`; ratios within a round."""
     speedup = {"no draws": ratios(times, LOOP, STILL)}
     if LOOP_DRAWN in times:
         speedup["draws"] = ratios(times, LOOP_DRAWN, DRAWN)

@@ -253,7 +253,7 @@ def build(planted: Planted, out: Path) -> int:
 
 
 def _rng(seed: int, *names: object) -> Generator:
-    """Return a generator of its own for each purpose: one more odd kind must not change the other images."""
+    """Return a separate generator for each purpose: one more odd kind must not change the other images."""
     return np.random.default_rng([seed, *(zlib.crc32(str(name).encode()) for name in names)])
 
 
@@ -294,7 +294,7 @@ def _kind(odd: Odd, spare: Kind | None) -> Kind:
 
 
 def _paths(count: int, rng: Generator) -> list[str]:
-    """Draw paths without a suffix, in random order: most images lie at the top, the others in subfolders."""
+    """Draw paths without a suffix, in random order: most images are at the top, the others in subfolders."""
     numbers = rng.choice(10 * count + 1000, count, replace=False)
     places = rng.choice(("", "2019/", "2020/summer/", "from phone/", "misc/"), count, p=(0.6, 0.1, 0.1, 0.1, 0.1))
     return [f"{place}IMG_{number:05d}" for place, number in zip(places, numbers, strict=True)]
@@ -477,7 +477,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     one.add_argument("--images", type=int, default=1300, help="number of ordinary images")
     one.add_argument("--seed", type=int, default=0)
-    one.add_argument("--out", type=Path, required=True, help="a folder that is not there yet")
+    one.add_argument("--out", type=Path, required=True, help="a folder that does not exist yet")
     one.set_defaults(run=_build)
     many = commands.add_parser("folders", help="a fixed set of planted folders")
     many.add_argument("--set", choices=FOLDERS, required=True)

@@ -1,8 +1,8 @@
-"""The posterior predictive, beside the plain forward of the same network and a loop over other libraries' models.
+"""The posterior predictive, compared with the plain forward pass and a loop over other libraries' models.
 
-One number for all: images times draws a second. The deterministic network passes the same images as often as there are
-draws. bayesian-torch and torch-uncertainty draw weights within each forward, so anew for every batch; byov once for all
-images. byov's time holds all that it does: the draw, the alignment on the bank, the probe, the streaming moments.
+One number for all: images times draws per second. The deterministic network encodes the same images once per draw.
+bayesian-torch and torch-uncertainty draw weights within each forward pass, so again for every batch; byov once for all
+images. byov's time includes the draw, the alignment on the reference set, the probe and the streaming moments.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OTHERS = {DETERMINISTIC: "deterministic", "bayesian-torch": "bayesian_torch", "t
 COUNTS = (1000, 4000)  # images
 DRAWS = 4
 BANK = 1000  # images of the reference bank, byov's default
-BATCHES = (128, 256, 512)  # of which each but byov, which has its own, plays its best
+BATCHES = (128, 256, 512)  # each library but byov, which has its own, uses its best
 FEW, MANY, MEMORY_IMAGES = 5, 200, 500  # draws between which memory must not grow; images, and as many in the bank
 
 
@@ -47,7 +47,7 @@ def measure(quick: bool) -> dict[str, Any]:
 
 
 def compare(peaks: dict[int, list[float]]) -> dict[str, Any]:
-    """Of few and many draws: the ratio of the least peaks (noise only adds), with the least and most of all runs."""
+    """The ratio of the lowest peaks of few and many draws (noise only adds), with the range of all runs."""
     few, many = peaks.values()
     spread = (min(many) / max(few), max(many) / min(few))
     return {
@@ -86,7 +86,7 @@ def _measure(run: Path, count: int, others: dict[str, int], rounds: int) -> dict
 
 @contextmanager
 def _prepared(bank: int) -> Iterator[Path]:
-    """A run whose bank holds so many images."""
+    """A run whose reference set has this many images."""
     from byov.config import Config, Monitor, Optim
     from byov.training.prepare import prepare
 
@@ -112,7 +112,7 @@ def _prepared(bank: int) -> Iterator[Path]:
 
 
 def cached(run: str, count: int) -> Turn:
-    """A bank that has met these draws before: its features are read."""
+    """A reference set that has seen these draws before: its features are read."""
     from byov.evaluation.predictive import predict_classes
     from byov.inference.reference import ReferenceSet
 
@@ -122,7 +122,7 @@ def cached(run: str, count: int) -> Turn:
 
 
 def included(run: str, count: int) -> Turn:
-    """A bank that has met nothing yet, from opening its images to writing its features, in a copy of the run."""
+    """A new reference set, from opening its images to writing its features, in a copy of the run."""
     import byov
     from byov.evaluation.predictive import predict_classes
     from byov.inference.reference import ReferenceSet
@@ -142,7 +142,7 @@ def included(run: str, count: int) -> Turn:
 
 
 def forward(task: str, count: int) -> Turn:
-    """Nothing but byov's way of passing images through a network."""
+    """Only byov's way of passing images through a network."""
     from byov.inference.features import features_of
 
     network, tested = classifier(task), images(count) / 255
@@ -172,7 +172,7 @@ def _network(run: str) -> nn.Module:
 
 
 def deterministic(run: str, count: int, batch: int) -> Turn:
-    """Nothing but the forward."""
+    """Only the forward pass."""
     network = _network(run)
     return _passes(count, batch, network, lambda outputs: None)
 
@@ -189,7 +189,7 @@ def bayesian_torch(run: str, count: int, batch: int) -> Turn:
 def torch_uncertainty(run: str, count: int, batch: int) -> Turn:
     from byov.backbones._torchvision import import_torchvision
 
-    import_torchvision()  # it imports torchvision, in the way that fails beside a CPU build of torch
+    import_torchvision()  # it imports torchvision, in the way that fails with a CPU build of torch
     from torch_uncertainty.layers import BayesConv2d, BayesLinear
 
     torch.distributions.Distribution.set_default_validate_args(False)
@@ -202,7 +202,7 @@ def torch_uncertainty(run: str, count: int, batch: int) -> Turn:
 
 
 def _passes(count: int, batch: int, network: nn.Module, take: Callable[[Tensor], object]) -> Turn:
-    """All images through the network once a draw; take(outputs) is told of each draw."""
+    """All images through the network once per draw; take(outputs) is called for each draw."""
     tested = images(count, SIDE)
 
     @torch.no_grad()
@@ -229,7 +229,7 @@ def _moments(count: int) -> Callable[[Tensor], None]:
 
 
 def _fresh(run: Path, draws: int) -> float:
-    """MiB at the peak of a process that makes so many draws, its bank's features not there yet."""
+    """MiB at the peak of a process that makes this many draws, without cached reference features."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_predict, args=(there, run, draws))

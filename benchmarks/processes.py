@@ -1,8 +1,8 @@
-"""Two processes with one thread each against one process with two threads: the whole BYOV step, batch 128.
+"""Two processes with one thread each, compared with one process with two threads: the whole BYOV step, batch 128.
 
 `torchrun` starts this file again; there it trains some steps and times itself, and what it spends in all-reduces: the
-gradients (one a step) and the batch statistics of the heads. A rank that arrives early waits in there for the other:
-the share is that of the rank that waited least, as near to the exchange alone as a clock outside of gloo can come.
+gradients (one per step) and the batch statistics of the heads. A rank that arrives early waits for the other: the
+share is that of the rank that waited least, the closest to the exchange alone that can be measured outside gloo.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def measure(quick: bool) -> dict[str, Any]:
 def _launch(processes: int, threads: int, steps: int) -> list[dict[str, float]]:
     """What each rank reports."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}  # or torchrun sets 1, and says so
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}  # or torchrun sets 1, with a warning
     run = subprocess.run(
         [*command, str(Path(__file__).resolve()), str(threads), str(steps)],
         env=environment, stdout=subprocess.PIPE, text=True, check=True,

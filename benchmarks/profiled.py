@@ -2,8 +2,8 @@
 
     make profile                   (or: profiled.py [--steps 12] [--threads N])
 
-The step of `byol_step`: a student of 1.08M weights, batch 128. Not a part of `make bench`: it compares byov with
-nobody. The profiler slows a step down, so it gives the shares only; the milliseconds are those of steps without it. The
+The step of `byol_step`: a student of 1.08M weights, batch 128. Not a part of `make bench`: it has no
+peers. The profiler slows a step down, so it gives the shares only; the milliseconds are those of steps without it. The
 floor is what would be left if all but the network's matrix products were free: those of one step, called again with the
 same tensors. (Not `profile.py`: a script's folder comes first for imports, and torch imports Python's own `profile`.)
 """
@@ -39,7 +39,7 @@ PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "mkldnn_convolution"
 
 
 def phases(trainer: Trainer) -> dict[str, list[tuple[Any, str]]]:
-    """Functions whose whole time is one share's, whatever they call: some wait there for threads of their own."""
+    """Functions whose whole time belongs to one share, whatever they call: some wait there for their threads."""
     step, learner = byov.training.step, trainer.learner
     return {
         VIEWS: [(trainer, "batches"), (learners, "two_views")],
@@ -80,7 +80,7 @@ def step_of(trainer: Trainer) -> Callable[[int], object]:
 
 
 def shares(trainer: Trainer, steps: int) -> dict[str, float]:
-    """Of the time of some steps, all in the main thread."""
+    """Shares of the time of some steps, all in the main thread."""
     with labelled(trainer), profile(activities=[ProfilerActivity.CPU]) as profiler:
         step = step_of(trainer)
         for k in range(steps):
@@ -92,7 +92,7 @@ def shares(trainer: Trainer, steps: int) -> dict[str, float]:
 
 
 def shares_of(events: Iterable[Any]) -> dict[str, float]:
-    """Every event adds its own time, without that of the events within it."""
+    """Add the time of every event, without that of the events within it."""
     times: Counter[str] = Counter()
     for event in events:
         names = list(_names(event))
@@ -102,7 +102,7 @@ def shares_of(events: Iterable[Any]) -> dict[str, float]:
 
 
 def _names(event: Any) -> Iterator[str]:
-    """Its own, and those of all it is called by."""
+    """Its name, and those of all its callers."""
     while event is not None:
         yield event.name
         event = event.cpu_parent
@@ -125,7 +125,7 @@ def _kind(name: str) -> str:
 
 
 class Products(TorchDispatchMode):
-    """Keeps every matrix product that is called within it, to call it again."""
+    """Record every matrix product that is called within it, to call it again."""
 
     def __init__(self) -> None:
         super().__init__()

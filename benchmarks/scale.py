@@ -1,9 +1,9 @@
-"""What the recipes of record would take at the paper's scale: counted on the real networks, the rest by formula.
+"""What the paper's run would take: counted on the real networks, the rest by formula.
 
     python benchmarks/scale.py           counts (a minute), writes scale.json and the tables of docs/scale.md
     python benchmarks/scale.py --render  the tables again, from scale.json
 
-Nothing here was run on a GPU. What is assumed stands in ASSUMED and in the page.
+Nothing here was run on a GPU. The assumptions are in ASSUMED and on the page.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ PASSES = 45  # over memory that a draw, its gradients, the KL and AdamW of the l
 
 @dataclass(frozen=True)
 class Counted:
-    """What the real student says of itself."""
+    """Counts of the real student."""
 
     parameters: dict[str, int]
     """Of encoder, projector and predictor."""
@@ -113,7 +113,7 @@ def flops(network: nn.Module, images: torch.Tensor) -> tuple[int, int]:
 
 
 def saved_bytes(network: nn.Module, images: torch.Tensor) -> int:
-    """Bytes that autograd keeps for the backward pass, each memory once, without the weights themselves."""
+    """Bytes that autograd saves for the backward pass, each memory once, without the weights themselves."""
     weights = {p.untyped_storage().data_ptr() for p in network.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -132,7 +132,7 @@ def saved_bytes(network: nn.Module, images: torch.Tensor) -> int:
 
 
 def state_floats(method: str) -> dict[str, float]:
-    """What training holds, in numbers a weight, on every GPU."""
+    """What training holds on every GPU, in numbers per weight."""
     bayesian = method == "byov"
     return {
         "weights (means, log-variances)": 1 + bayesian,
@@ -144,12 +144,12 @@ def state_floats(method: str) -> dict[str, float]:
 
 
 def exchanged_floats(method: str) -> int:
-    """Numbers a weight in the one all-reduce of a step."""
+    """Numbers per weight in the one all-reduce of a step."""
     return 2 if method == "byov" else 1
 
 
 def checkpoint_floats(method: str) -> int:
-    """Numbers a weight in a checkpoint: weights, teacher, moments. Sharded moments are gathered into the same file."""
+    """Numbers per weight in a checkpoint: weights, teacher, moments. Sharded moments are gathered into it."""
     return 7 if method == "byov" else 4
 
 
