@@ -128,7 +128,7 @@ def test_align_compares_with_supervised_runs(
     assert together["align.spearman"] == found["spearman"] and "top1" in together
     assert "align.scatter" not in together and len(together["align.spearman_interval"]) == 2
     assert (trained["byov"] / "figures" / "alignment.png").read_bytes()[:4] == b"\x89PNG"
-    text = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "evaluation-keys.md").read_text(encoding="utf-8")
     keys = [key.removeprefix("align.").removesuffix("_interval") for key in together if key.startswith("align.")]
     assert not [key for key in keys if not all(f"`{part}" in text or f".{part}" in text for part in key.split("."))]
     assert run("evaluate", trained["byov"], "--draws", 2, "--threads", 1) == 0  # what it does not have is kept beside

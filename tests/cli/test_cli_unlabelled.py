@@ -43,7 +43,7 @@ def test_score_warns_of_an_encoder_that_has_learned_little(home: Path, tmp_path:
     warnings = [line for line in printed.err.splitlines() if line.startswith("warning: ")]
     assert len(warnings) == 1 and warnings[0].startswith("warning: this encoder finds an image from an augmented view")
     assert "has not finished" not in printed.err
-    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    page = (tmp_path / "a.csv.html").read_text(encoding="utf-8")
     assert "<dt>encoder check</dt>" in page and "finds an image from an augmented view of it" in page
     monkeypatch.setattr(encoder_check, "_all_hits", None)  # the second time it is known
     assert score(home, tmp_path / "b.csv", "--no-page") == 0
@@ -71,7 +71,7 @@ def test_a_run_that_has_not_finished_is_scored_with_a_warning(home: Path, tmp_pa
         path.write_bytes(whole)
     said = f"has not finished: this is step {step:,} of 4,321; go on with `byov train --resume --out {home / 'run'}`."
     assert said in capsys.readouterr().err
-    assert "<dt>training</dt>" in (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "<dt>training</dt>" in (tmp_path / "a.csv.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("teacher", [False, True])

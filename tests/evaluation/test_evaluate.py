@@ -115,7 +115,7 @@ def test_every_section_is_there_as_strict_json(everything, folder: Path) -> None
 
 def test_the_documentation_tells_of_every_measure(everything) -> None:
     made, _, _ = everything
-    text = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "evaluation-keys.md").read_text(encoding="utf-8")
     names = {key.rsplit(".", 1)[-1].removesuffix("_interval") for key in made}
     assert not [name for name in names if not re.search(rf"\b{name}\b", text)]
     assert not [key for key in made if f"`{key.split('.')[0]}" not in text]
