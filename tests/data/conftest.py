@@ -1,4 +1,4 @@
-"""What the tests of the views share."""
+"""Fixtures of the tests of views and shifts."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from byov.backbones._torchvision import import_torchvision
 
 @pytest.fixture(scope="session")
 def functional() -> Any:
-    """torchvision's operations, to compare with image by image."""
+    """torchvision's operations, to compare image by image."""
     try:
         return import_torchvision().transforms.v2.functional
     except ModuleNotFoundError:

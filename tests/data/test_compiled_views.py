@@ -1,4 +1,4 @@
-"""The compiled loops of a CPU against the tensor operations of GPUs: the same parameters in, the same views out."""
+"""The compiled loops of a CPU agree with the tensor operations of GPUs: same parameters, same views."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def both(images: Tensor, parameters: Parameters, size: int) -> tuple[Tensor, Ten
 
 
 def plain(count: int, height: int, width: int) -> Parameters:
-    """Whole images, and nothing done to them."""
+    """Parameters that leave whole images unchanged."""
     zeros, no = torch.zeros(count, dtype=torch.int64), torch.zeros(count, dtype=torch.bool)
     return Parameters(
         boxes=Boxes(zeros, zeros, zeros + height, zeros + width),
@@ -62,7 +62,7 @@ def plain(count: int, height: int, width: int) -> Parameters:
     seed=st.integers(0, 1000),
 )
 def test_drawn_views_are_the_same(channels: int, height: int, width: int, size: int, seed: int) -> None:
-    """Upwards, downwards by up to 16, not square; two views an image."""
+    """Enlarged, reduced by up to 16, not square; two views per image."""
     images = images_of(4, channels, height, width)
     drawn = draw_parameters(torch.arange(4), (FULL, FULL), height, width, ((seed, 0), (seed, 1)))
     torch.testing.assert_close(*both(images, drawn, size), atol=1e-5, rtol=0)
@@ -104,7 +104,7 @@ def test_the_hash_is_the_same_bit_for_bit(ids: list[int], seed: int) -> None:
 
 
 def test_a_box_beyond_the_image_is_an_error() -> None:
-    """Compiled loops do not check an index: it would read someone else's memory."""
+    """Compiled loops do not check indices, so they would read beyond the image."""
     parameters = plain(1, 8, 8)._replace(boxes=Boxes(*(torch.tensor([value]) for value in (1, 0, 8, 8))))
     with pytest.raises(ValueError, match="box"):
         make_views(torch.empty(1, 3, 8, 8).numpy(), images_of(1, 3, 8, 8).numpy(), parameters.arrays(1), 0, 1)
@@ -116,7 +116,7 @@ def test_numba_is_imported_with_the_first_view_only() -> None:
 
 
 def test_what_is_compiled_in_from_other_files_is_named_here() -> None:
-    # numba keeps a loop until its own file changes: where this fails, write the new digest into compiled_views.py
+    # numba caches a loop until its own file changes: if this fails, write the new digest into compiled_views.py
     taken = transforms.LUMA, randomness.MIX, randomness.GAMMA, getsource(transforms.blur_kernel_size), kernels.OPTIONS
     assert sha256(repr(taken).encode()).hexdigest()[:16] == compiled_views.ELSEWHERE
 

@@ -51,7 +51,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def npm(tmp_path, monkeypatch):
-    """Sets what a stand-in for npm does: a line of shell, run in the folder where npm would put its archive."""
+    """Set what a stand-in for npm does: a line of shell, run in the folder where npm would write its archive."""
     archive = write_archive(tmp_path / "packed.tgz", FILES)
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")

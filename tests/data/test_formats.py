@@ -1,4 +1,4 @@
-"""Every layout is fabricated small, read back byte-exact, and read with pity when it is broken."""
+"""Small files of every format are read back exactly; damaged ones get a clear message."""
 
 import gzip
 import io
@@ -38,7 +38,7 @@ def idx_files(images, labels, split):
 
 
 class Python2Pickler(pickle._Pickler):
-    """Writes text and bytes as Python 2's str, as the published CIFAR batches have them."""
+    """Write text and bytes as Python 2's str, as in the published CIFAR batches."""
 
     def save_string(self, value):
         data = value.encode("latin1") if isinstance(value, str) else value

@@ -39,7 +39,7 @@ def test_any_nesting_sorted_and_by_suffix(tmp_path: Path) -> None:
     assert list_images(tmp_path).files[0].size == 1
 
 
-def test_hidden_ones_are_left_out(tmp_path: Path) -> None:
+def test_hidden_files_are_skipped(tmp_path: Path) -> None:
     put(tmp_path, ".a.jpg", "._b.jpg", ".thumbs/c.jpg", "d/.e/f.jpg", "d/g.jpg")
     assert paths(tmp_path) == ["d/g.jpg"]
 
@@ -58,7 +58,7 @@ def test_links(tmp_path: Path) -> None:
     assert [file.size for file in list_images(root).files] == [1, 1, 1, -1, 1, -1]
 
 
-def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+def test_a_pipe_is_not_a_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jpg")
     assert paths(tmp_path) == []
 
@@ -68,7 +68,7 @@ def test_photographs_in_other_formats_are_named(tmp_path: Path) -> None:
     assert list_images(tmp_path).unread == [("a.HEIC", "the format heic is not read")]
 
 
-def test_a_closed_folder_is_named_and_passed_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_folder_is_reported_and_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, "a/b.jpg", "closed/c.jpg")
     scandir = os.scandir
 
@@ -85,7 +85,7 @@ def test_a_closed_folder_is_named_and_passed_by(tmp_path: Path, monkeypatch: pyt
         list_images(tmp_path / "closed")
 
 
-def test_the_digest_tells_of_every_change(tmp_path: Path) -> None:
+def test_the_digest_changes_with_every_change(tmp_path: Path) -> None:
     put(tmp_path, "a.jpg", "b/c.jpg", "notes.txt")
     seen = {list_images(tmp_path).digest()}
 
@@ -109,7 +109,7 @@ def test_the_digest_tells_of_every_change(tmp_path: Path) -> None:
     assert changed()
 
 
-def test_names_that_are_no_text(tmp_path: Path) -> None:
+def test_names_that_are_not_unicode(tmp_path: Path) -> None:
     try:
         Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\n.jpg")).write_bytes(b"x")
     except OSError:
@@ -118,7 +118,7 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
     assert len(found.files) == 1 and len(found.digest()) == 64
 
 
-def test_it_tells_how_many_were_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_reports_how_many_were_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_files, "REPORT_EVERY", 2)
     put(tmp_path, "a/1.jpg", "a/2.jpg", "b/1.jpg", "c/1.jpg")
     told: list[int] = []
@@ -128,7 +128,7 @@ def test_it_tells_how_many_were_found(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def fresh(tmp_path: Path) -> Iterator[Any]:
-    """Makes a new folder whenever called: hypothesis runs many examples in one test."""
+    """Make a new folder on every call: hypothesis runs many examples per test."""
     yield (tmp_path / f"{i}" for i in range(10_000)).__next__
 
 
@@ -153,7 +153,7 @@ RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 
 
 def picture(width: int = 60, height: int = 40) -> Image.Image:
-    """Smooth, and different whichever way it is turned."""
+    """A smooth image that looks different in every orientation."""
     x, y = np.meshgrid(np.linspace(0, 1, width), np.linspace(0, 1, height))
     return Image.fromarray(np.uint8(255 * np.stack([x, y, x * y], 2)))
 
@@ -164,7 +164,7 @@ def saved(path: Path, image: Image.Image, **options: object) -> Path:
 
 
 def colour(path: Path) -> list[int]:
-    """The one colour of a file's picture."""
+    """Decode an image of a single colour and return that colour."""
     pixels = decode(path, SIDE)
     assert pixels.dtype == np.uint8 and pixels.shape == (3, SIDE, SIDE) and pixels.flags.c_contiguous
     assert (pixels == pixels[:, :1, :1]).all()
@@ -231,7 +231,7 @@ def test_an_animation_shows_its_first_picture(tmp_path: Path, suffix: str) -> No
 
 
 def test_sixteen_bits_of_colour(tmp_path: Path) -> None:
-    """Pillow writes none, so by hand: 2 x 2 pixels of (1, 1/2, 0)."""
+    """Written by hand, since Pillow cannot: 2 x 2 pixels of (1, 1/2, 0)."""
     row = b"\0" + struct.pack(">3H", 65535, 32896, 0) * 2
     (tmp_path / "deep.png").write_bytes(png(2, 2, 16, zlib.compress(row * 2)))
     assert colour(tmp_path / "deep.png") == [255, 128, 0]
@@ -260,7 +260,7 @@ def test_exif_sets_it_upright(tmp_path: Path, suffix: str, orientation: int) -> 
     assert (np.abs(plain.astype(int) - expected).max() > 100) == (orientation != 1)
 
 
-def test_damaged_exif_does_not_cost_the_picture(tmp_path: Path) -> None:
+def test_damaged_exif_is_ignored(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.jpg", picture(), exif=b"Exif\0\0II*\0\xff\xff\xff\xff rubbish")
     with pillow_unlimited():
         assert decode(path, SIDE).shape == (3, SIDE, SIDE)
@@ -293,7 +293,7 @@ def test_a_reduced_jpeg_is_the_same_picture(tmp_path: Path, monkeypatch: pytest.
     assert np.abs(quick - decode(path, SIDE)).max() <= 3
 
 
-def test_what_is_too_large_is_told_by_its_header(tmp_path: Path) -> None:
+def test_too_large_images_are_refused_by_their_header(tmp_path: Path) -> None:
     (tmp_path / "bomb.png").write_bytes(png(60_000, 60_000, 8, zlib.compress(bytes(1000))))
     assert reason(tmp_path / "bomb.png") == "too large (3,600 megapixels)"
     with pytest.raises(Unusable, match="too large"):
@@ -301,7 +301,7 @@ def test_what_is_too_large_is_told_by_its_header(tmp_path: Path) -> None:
     assert Image.MAX_IMAGE_PIXELS is not None, "Pillow's guard is back"
 
 
-def test_a_jpeg_may_be_larger_for_it_is_reduced_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jpeg_may_be_larger_because_it_is_reduced_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_files, "PIXEL_LIMIT", 10_000)
     image = picture(400, 300)
     assert decode(saved(tmp_path / "a.jpg", image), SIDE).shape == (3, SIDE, SIDE)
@@ -312,7 +312,7 @@ def test_a_jpeg_may_be_larger_for_it_is_reduced_first(tmp_path: Path, monkeypatc
 # ------------------------------------------------------------------------------------------------------- broken files
 
 
-def test_broken_files_say_why(tmp_path: Path) -> None:
+def test_damaged_files_have_a_reason(tmp_path: Path) -> None:
     whole = {
         suffix: saved(tmp_path / f"a.{suffix}", picture(200, 200)).read_bytes() for suffix in ("jpg", "png", "bmp")
     }
@@ -329,7 +329,7 @@ def test_broken_files_say_why(tmp_path: Path) -> None:
     assert reason(tmp_path / "nan.tiff") == "non-finite values"
 
 
-def test_what_may_be_read_another_time_is_told_apart(tmp_path: Path) -> None:
+def test_temporary_failures_are_marked(tmp_path: Path) -> None:
     with pytest.raises(Unusable, match="no such file") as missing:
         decode(tmp_path / "missing.jpg", SIDE)
     assert not missing.value.lasting
@@ -355,7 +355,7 @@ FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
     cut=st.floats(0, 1),
     damage=st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=4))),
 )
-def test_no_damage_does_more_than_cost_the_file(
+def test_damage_costs_no_more_than_the_file(
     tmp_path: Path, kind: str, cut: float, damage: list[tuple[float, bytes]]
 ) -> None:
     buffer = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Folders as sources: layouts, what is skipped, and the decoded images that are kept."""
+"""Folders as sources: layouts, skipped files, and the cache of decoded images."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from byov.data.image_folder import class_names, split_roots, storage_side
 from byov.data.images import ImageSet
 from byov.data.sources import Source, open_source
 
-SIZE = 16  # the network's; the images are kept with 24
+SIZE = 16  # of the network's input; the cached images have 24
 
 
 @pytest.fixture(autouse=True)
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where decoded folders are kept: nothing at first."""
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the caches: empty at first."""
     monkeypatch.setenv("BYOV_DATA", str(tmp_path / "data"))
     return tmp_path / "data" / "folders"
 
@@ -42,7 +42,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def put(root: Path, *names: str) -> Path:
-    """Small pictures, each of its own colour."""
+    """Small images, each of a different colour."""
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         number = sum(name.encode()) % 251
@@ -61,7 +61,7 @@ def source(root: Path) -> Source:
 
 
 def load(root: Path, split: Any = "train") -> tuple[ImageSet, list[str]]:
-    """The images, and what was said."""
+    """The images, and the messages."""
     said: list[str] = []
     return source(root).load(split, say=said.append), said
 
@@ -88,7 +88,7 @@ def test_images_are_the_decoded_files_in_the_order_of_their_names(photos: Path) 
         assert np.array_equal(pixels.numpy(), decode(photos / name, 24))
     batch = images.images[torch.tensor([2, 0])]
     assert torch.equal(batch[1], images.images[0])
-    batch.zero_()  # a copy: the kept images are as they were
+    batch.zero_()  # a copy: the cache does not change
     assert images.images[0].any()
 
 
@@ -109,7 +109,7 @@ def test_the_storage_side_is_a_little_larger(size: int) -> None:
     assert size < storage_side(size) <= 1.5 * size + 8 and storage_side(size) % 8 == 0
 
 
-def test_the_number_of_threads_changes_nothing(photos: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_threads_changes_nothing(photos: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(photos, *(f"{i}.jpg" for i in range(30)))
     spoil(photos, "11.jpg", "5.jpg")
     monkeypatch.setattr(image_folder, "DECODED_AT_ONCE", 2)
@@ -119,8 +119,8 @@ def test_the_number_of_threads_changes_nothing(photos: Path, kept: Path, monkeyp
             torch.set_num_threads(count)
             images, _ = load(photos)
             assert len(images) == 28
-            files.append((next(kept.iterdir()) / "images.u8").read_bytes())
-            shutil.rmtree(kept)
+            files.append((next(cache.iterdir()) / "images.u8").read_bytes())
+            shutil.rmtree(cache)
     finally:
         torch.set_num_threads(threads)
     assert files[0] == files[1] == files[2]
@@ -132,7 +132,7 @@ def test_progress_is_told(photos: Path) -> None:
     source(photos).load("train", lambda *step: told.append(step))
     assert told == [(f"decoding {photos}", 0, 5), (f"decoding {photos}", 5, 5)]
     source(photos).load("train", lambda *step: told.append(step))
-    assert len(told) == 2  # kept: nothing to wait for
+    assert len(told) == 2  # cached: no progress to report
 
 
 # ------------------------------------------------------------------------------------------------------------- layout
@@ -169,7 +169,7 @@ def test_classes() -> None:
     assert labels_of("cat/1 cat/2 dog/1 loose") is None
     assert labels_of("images/1 images/2") is None
     assert labels_of("1 2 3") is None
-    assert labels_of("a/1 b/1 c/1") is None  # a folder an image: a class has more
+    assert labels_of("a/1 b/1 c/1") is None  # one folder per image: these are not classes
 
 
 def test_splits_share_their_classes(photos: Path) -> None:
@@ -201,19 +201,19 @@ def test_a_split_by_suffix(photos: Path) -> None:
 # --------------------------------------------------------------------------------------------------- skipped, refused
 
 
-def test_bad_files_are_skipped_counted_and_named(photos: Path, kept: Path) -> None:
+def test_bad_files_are_skipped_counted_and_named(photos: Path, cache: Path) -> None:
     put(photos, *(f"good/{i}.jpg" for i in range(10)))
     spoil(photos, "bad/1.jpg", "bad/2.jpg", "bad/3.jpg")
     (photos / "bad" / "4.jpg").write_text("no picture")
     (photos / "phone.heic").touch()
     whole = (photos / "good" / "0.jpg").read_bytes()
     (photos / "cut.jpg").write_bytes(whole[:-20])
-    for _ in range(2):  # also when they are kept already
+    for _ in range(2):  # also when they are cached
         images, (warning,) = load(photos)
         assert len(images) == 10
         assert warning.startswith(f"warning: 6 of 16 files in {photos} are skipped: bad/1.jpg (empty file), bad/2.jpg")
         assert "bad/3.jpg (empty file) and 3 more; " in warning and "\n" not in warning
-    names = next(kept.iterdir()) / "skipped.txt"
+    names = next(cache.iterdir()) / "skipped.txt"
     assert str(names) in warning
     assert names.read_text().splitlines() == [
         *(f"bad/{i}.jpg: empty file" for i in (1, 2, 3)),
@@ -223,7 +223,7 @@ def test_bad_files_are_skipped_counted_and_named(photos: Path, kept: Path) -> No
     ]
 
 
-def test_a_name_that_is_no_text_is_named_all_the_same(photos: Path, kept: Path) -> None:
+def test_unprintable_names_are_escaped(photos: Path, cache: Path) -> None:
     put(photos, "a.jpg")
     spoil(photos, "evil\x1b[2J\n.jpg")
     images, (warning,) = load(photos)
@@ -231,12 +231,12 @@ def test_a_name_that_is_no_text_is_named_all_the_same(photos: Path, kept: Path) 
     try:
         spoil(photos, os.fsdecode(b"\xff.jpg"))
     except OSError:
-        return  # this file system takes no such names
+        return  # this file system refuses such names
     for _ in range(2):
         assert "\\udcff" in load(photos)[1][-1]
 
 
-def test_what_is_no_folder_of_images(photos: Path, kept: Path, tmp_path: Path) -> None:
+def test_not_a_folder_of_images(photos: Path, cache: Path, tmp_path: Path) -> None:
     assert refused(photos) == f"there is no folder {photos}; check the path."
     photos.mkdir()
     assert f"there are no images in {photos};" in refused(photos)
@@ -246,7 +246,7 @@ def test_what_is_no_folder_of_images(photos: Path, kept: Path, tmp_path: Path) -
     sentence = refused(photos)
     assert f"none of the 2 image files in {photos} can be decoded (the first is a.jpg: empty file)" in sentence
     assert f"{photos / 'a.jpg'} is a file; give the folder" in refused(photos / "a.jpg")
-    assert left_in(kept) == []
+    assert left_in(cache) == []
     for spec in ("folder:", "folder"):
         with pytest.raises(BadInput, match="folder:PATH"):
             open_source(spec)
@@ -278,12 +278,12 @@ def test_a_size_that_cannot_be(photos: Path, size: int) -> None:
         open_source(f"folder:{photos}", size)
 
 
-# --------------------------------------------------------------------------------------------------------- what is kept
+# ---------------------------------------------------------------------------------------------------------------- cache
 
 
 @pytest.fixture
 def no_decoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """From its call on, nothing may be decoded."""
+    """After this call, decoding anything fails."""
 
     def forbid() -> None:
         def fail(*_: object) -> None:
@@ -294,48 +294,48 @@ def no_decoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield forbid
 
 
-def test_decoded_once(photos: Path, kept: Path, no_decoding: Any) -> None:
+def test_decoded_once(photos: Path, cache: Path, no_decoding: Any) -> None:
     put(photos, *(f"{c}/{i}.jpg" for c in "ab" for i in range(2)))
     first, _ = load(photos)
     no_decoding()
     second, said = load(photos)
     assert torch.equal(first.images, second.images) and said == []
     assert first.labels is not None and second.labels is not None and torch.equal(first.labels, second.labels)
-    assert len(left_in(kept)) == 1
-    (kept.parent / "folders").chmod(0o500)  # a cache that others have made is enough
+    assert len(left_in(cache)) == 1
+    (cache.parent / "folders").chmod(0o500)  # a cache made by others is enough
     try:
         assert len(load(photos)[0]) == 4
     finally:
-        (kept.parent / "folders").chmod(0o700)
+        (cache.parent / "folders").chmod(0o700)
 
 
-def test_each_side_is_kept_for_itself(photos: Path, kept: Path) -> None:
+def test_each_side_has_a_separate_cache(photos: Path, cache: Path) -> None:
     put(photos, "a.jpg")
     for size in (16, 32):
         assert open_source(f"folder:{photos}", size).load("train").images.shape[-1] == storage_side(size)
     assert open_source(f"folder:{photos}").load("train").images.shape[-1] == 96
-    assert len(left_in(kept)) == 3
+    assert len(left_in(cache)) == 3
 
 
-def test_a_changed_folder_is_decoded_anew(photos: Path, kept: Path) -> None:
+def test_a_changed_folder_is_decoded_again(photos: Path, cache: Path) -> None:
     put(photos, "a.jpg", "b.jpg")
     before, _ = load(photos)
-    old = left_in(kept)
+    old = left_in(cache)
     put(photos, "c.jpg")
     after, said = load(photos)
     assert len(after) == 3 and said == [f"{photos} has changed since its images were decoded: decoding them again."]
-    assert len(left_in(kept)) == 1 and left_in(kept) != old
-    assert before.images.shape == (2, 3, 24, 24) and before.images.any()  # whoever has them keeps them
+    assert len(left_in(cache)) == 1 and left_in(cache) != old
+    assert before.images.shape == (2, 3, 24, 24) and before.images.any()  # whoever has mapped them can still read them
     Image.new("RGB", (30, 20), "black").save(photos / "c.jpg")
     os.utime(photos / "c.jpg", ns=(5, 5))
     assert not load(photos)[0].images[2].any()
 
 
 @pytest.mark.parametrize("damage", ["cut", "no images", "no list", "bad list"])
-def test_a_damaged_entry_is_made_anew(photos: Path, kept: Path, damage: str) -> None:
+def test_a_damaged_cache_is_made_again(photos: Path, cache: Path, damage: str) -> None:
     put(photos, "a.jpg", "b.jpg")
     load(photos)
-    entry = next(kept.iterdir())
+    entry = next(cache.iterdir())
     images = (entry / "images.u8").read_bytes()
     if damage == "cut":
         (entry / "images.u8").write_bytes(images[:-1])
@@ -360,32 +360,32 @@ def test_a_file_that_may_be_read_by_now(photos: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("byov.data.image_files.decode", guarded)
     assert "b.jpg (permission denied)" in load(photos)[1][0]
     images, said = load(photos)
-    assert len(images) == 1 and len(said) == 1  # still not
+    assert len(images) == 1 and len(said) == 1  # still unreadable
     monkeypatch.setattr("byov.data.image_files.decode", decode)
     assert len(load(photos)[0]) == 2
     no_decoding()
     assert len(load(photos)[0]) == 2
 
 
-def test_an_interruption_leaves_nothing(photos: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_leaves_nothing(photos: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(photos, *(f"{i}.jpg" for i in range(9)))
     monkeypatch.setattr(image_folder, "DECODED_AT_ONCE", 2)
 
     def interrupt(what: str, done: int, total: int) -> None:
         if done >= 4:
-            raise KeyboardInterrupt  # not by a signal: in the background a shell has it ignored
+            raise KeyboardInterrupt  # not by a signal, which shells ignore in background jobs
 
     with pytest.raises(KeyboardInterrupt):
         source(photos).load("train", interrupt)
-    assert left_in(kept) == []
+    assert left_in(cache) == []
     assert len(load(photos)[0]) == 9
 
 
-def test_what_was_killed_is_cleared_away_later(photos: Path, kept: Path) -> None:
+def test_leftovers_of_killed_processes_are_removed(photos: Path, cache: Path) -> None:
     put(photos, "a.jpg")
     load(photos)
-    stem = left_in(kept)[0].rpartition("-")[0]
-    fresh, stale = kept / f".{stem}-1.2.tmp", kept / f".{stem}-1.3.tmp"
+    stem = left_in(cache)[0].rpartition("-")[0]
+    fresh, stale = cache / f".{stem}-1.2.tmp", cache / f".{stem}-1.3.tmp"
     for folder in (fresh, stale):
         folder.mkdir()
         (folder / "images.u8").touch()
@@ -396,26 +396,26 @@ def test_what_was_killed_is_cleared_away_later(photos: Path, kept: Path) -> None
     assert fresh.exists() and not stale.exists()
 
 
-def test_no_space(photos: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, files_up_to: Any) -> None:
+def test_no_space(photos: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, files_up_to: Any) -> None:
     put(photos, *(f"{i}.jpg" for i in range(20)))
     with files_up_to(5000):
         assert "no space left to write" in refused(photos)
-    assert left_in(kept) == []
+    assert left_in(cache) == []
     usage = shutil.disk_usage(photos)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     assert "BYOV_DATA" in refused(photos)
-    assert left_in(kept) == []
+    assert left_in(cache) == []
 
 
-def test_a_data_folder_that_cannot_be(photos: Path, kept: Path) -> None:
+def test_a_data_folder_that_cannot_be_made(photos: Path, cache: Path) -> None:
     put(photos, "a.jpg")
-    kept.parent.write_text("a file")
+    cache.parent.write_text("a file")
     assert "cannot cache the images of" in refused(photos)
 
 
-def test_several_at_once(photos: Path, kept: Path) -> None:
+def test_several_at_once(photos: Path, cache: Path) -> None:
     put(photos, *(f"{i}.jpg" for i in range(40)))
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda _: load(photos)[0].images, range(4)))
     assert all(torch.equal(images, results[0]) for images in results)
-    assert len(left_in(kept)) == 1
+    assert len(left_in(cache)) == 1

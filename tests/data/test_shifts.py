@@ -1,4 +1,4 @@
-"""Each corruption against closed forms and other libraries; which strength an image meets; what decides its noise."""
+"""Corruptions against closed forms and other libraries; the strengths; what the randomness depends on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def small_images(batch: int, channels: int = 3, height: int = 16, width: int = 1
 
 
 def always(*numbers: float) -> Draw:
-    """Draws these numbers for an image, the same for every image of a batch of any size (they broadcast)."""
+    """Draw these numbers for every image of a batch of any size: they broadcast."""
 
     def draw(count: int) -> Tensor:
         assert count == len(numbers)
@@ -62,7 +62,7 @@ def test_salt_and_pepper_by_hand() -> None:
 
 
 def noisy(name: str, level: int, strength: float) -> NDArray[np.int64]:
-    """How often each byte comes out where `level` went in."""
+    """Count how often each byte results from `level`."""
     images = torch.full((VALUES // 2500, 1, 50, 50), level, dtype=torch.uint8)
     ids = torch.arange(len(images))
     out = getattr(shifts, name)(images, strength, lambda count: uniforms(ids, count, 1, level))
@@ -70,7 +70,7 @@ def noisy(name: str, level: int, strength: float) -> NDArray[np.int64]:
 
 
 def chances(name: str, level: int, strength: float) -> NDArray[np.float64]:
-    """The same by the definition: the chance of each byte."""
+    """Compute the probability of each byte from the definition."""
     if name == "salt_pepper":
         result = np.zeros(256)
         result[level] = 1 - strength
@@ -126,7 +126,7 @@ def test_blur_spreads_a_point_as_a_gaussian(sigma: float) -> None:
     y, x = torch.arange(41)[:, None] - 20, torch.arange(31) - 15
     bell = torch.exp(-(x**2 + y**2) / (2 * sigma**2)).double()
     got = shifts.blur(point, sigma, no_draw)
-    assert (got[0, 0] - 255 * bell / bell.sum()).abs().max() <= 0.51  # half a byte, and what is cut at 4 sigma
+    assert (got[0, 0] - 255 * bell / bell.sum()).abs().max() <= 0.51  # half a byte, and the tails beyond 4 sigma
     assert got[1].max() == 0
 
 
@@ -178,7 +178,7 @@ def test_quarter_turns_by_hand() -> None:
 
 
 def test_translation_by_hand() -> None:
-    """Two of eight pixels to the left (direction 0) and, of sixteen rows, four up (a quarter of the circle)."""
+    """Two of eight pixels to the left (direction 0), and four of sixteen rows up (a quarter of the circle)."""
     images = small_images(2, 3, 16, 8)
     left = shifts.translation(images, 0.25, always(0.0))
     assert torch.equal(left[..., :6], images[..., 2:])
@@ -280,7 +280,7 @@ def test_posterise_as_pillow(bits: int) -> None:
 
 
 def test_occlusion_by_hand() -> None:
-    """A quarter of 8 x 12 pixels is 4 x 6; the corners are reached, and the middle by the middle of the numbers."""
+    """A quarter of 8 x 12 pixels is 4 x 6; extreme numbers reach the corners, middle ones the centre."""
     images = small_images(1, 3, 8, 12)
     for numbers, (top, left) in {(0.0, 0.0): (0, 0), (0.999, 0.999): (4, 6), (0.5, 0.5): (2, 3)}.items():
         got = shifts.occlusion(images, 0.25, always(*numbers))
@@ -307,7 +307,7 @@ def test_boxes_are_uniform_and_grow_around_themselves() -> None:
 # ----------------------------------------------------------------------------------------------------------- severities
 
 PLAIN = {"blur", "brightness", "contrast", "solarise", "posterise", "jpeg"}  # nothing random
-COINS = {"shear": 4, "rotation": 2, "saturation": 2, "hue": 2}  # how many ways there are
+COINS = {"shear": 4, "rotation": 2, "saturation": 2, "hue": 2}  # number of outcomes
 COLOUR = {"saturation", "hue"}
 
 
@@ -323,7 +323,7 @@ def photos() -> Tensor:
     return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
 
 
-def test_all_fifteen_are_there() -> None:
+def test_all_fifteen_exist() -> None:
     noises = {"salt_pepper", "gaussian_noise", "shot_noise"}
     moves = {"shear", "rotation", "translation"}
     light = {"brightness", "contrast", "saturation", "hue", "solarise", "posterise"}
@@ -390,11 +390,11 @@ def test_the_image_s_number_and_the_seed_decide(name: str) -> None:
     if name in PLAIN or name in COINS:
         assert looks == COINS.get(name, 1)
     else:
-        assert looks > 30  # of 40; occlusion's 361 places meet now and then
+        assert looks > 30  # of 40; occlusion's 361 places coincide now and then
 
 
 def test_shifts_do_not_share_their_numbers() -> None:
-    """Salt falls where its number is high; had the Gaussian noise the same number, it would be bright there."""
+    """Salt appears where its number is high; with the same numbers, Gaussian noise would be bright there."""
     images, ids = torch.full((50, 1, 32, 32), 128, dtype=torch.uint8), torch.arange(50)
     salt = shifted(images, ids, "salt_pepper", 5, 0) == 255
     noise = shifted(images, ids, "gaussian_noise", 5, 0).double()[salt] - 128
@@ -442,7 +442,7 @@ def test_any_size_keeps_its_shape_and_its_bytes_one_by_one(
 
 
 @pytest.mark.parametrize("name", SHIFTS)
-def test_images_need_not_lie_in_order(name: str) -> None:
+def test_images_need_not_be_contiguous(name: str) -> None:
     images, ids = images_of(4, 3, 10, 12), torch.arange(4)
     backwards = images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
     assert torch.equal(shifted(backwards, ids, name, 3, 0), shifted(images, ids, name, 3, 0))
@@ -466,6 +466,6 @@ def test_no_images_give_no_images(name: str) -> None:
         (images_of(2), torch.arange(3), "blur", 1, "give one id per image"),
     ],
 )
-def test_bad_input_is_told_what_to_give(images: Tensor, ids: Tensor, name: str, severity: int, words: str) -> None:
+def test_bad_input_is_explained(images: Tensor, ids: Tensor, name: str, severity: int, words: str) -> None:
     with pytest.raises(BadInput, match=words):
         shifted(images, ids, name, severity, 0)

@@ -1,4 +1,4 @@
-"""Specs, splits, digits, and the table of what there is."""
+"""Specs, splits, digits, and the list of sources."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Images a chunk at a time: the pixels that evaluation sees, of the images that are meant."""
+"""Streams yield the right images, with the pixels that evaluation sees."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIDE = 16
 
 
 def test_a_stream_gives_the_pixels_that_evaluation_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same as the source that keeps a folder decoded."""
+    """The same as the source, which caches a folder."""
     monkeypatch.setenv("BYOV_DATA", str(tmp_path / "data"))
     photos = tmp_path / "photos"
     photos.mkdir()
@@ -89,7 +89,7 @@ def test_no_images(tmp_path: Path) -> None:
         open_stream(str(tmp_path), 8)
     (tmp_path / "a.heic").touch()
     with pytest.raises(BadInput, match=r"but a.heic \(the format heic is not read\); give a folder"):
-        open_stream(str(tmp_path), 8)  # as training says it
+        open_stream(str(tmp_path), 8)  # the same message as in training
     with pytest.raises(BadInput, match="there is no folder"):
         open_stream(f"folder:{tmp_path / 'nowhere'}", 8)
     with pytest.raises(BadInput, match="there is no source"):

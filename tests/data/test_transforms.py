@@ -70,7 +70,7 @@ def test_resizes_as_torchvision(functional: Any, side: int, size: int) -> None:
     want = functional.resize(images / 255, [size, size], interpolation=mode, antialias=True).clamp(0, 1)
     assert got.dtype == torch.uint8 and (got - want * 255).abs().max() <= 0.51
     torch.testing.assert_close(resized(images / 255, size), want, atol=1e-5, rtol=0)
-    assert torch.equal(resized(images[2:4], size), got[2:4])  # whatever the batch
+    assert torch.equal(resized(images[2:4], size), got[2:4])  # in any batch
 
 
 def test_resize_matrices_keep_a_constant_and_stay_in_the_box() -> None:
@@ -118,7 +118,7 @@ SHIFTS = torch.tensor([-0.5, -0.1, 0.02, 0.1, 0.3, 0.5])
 
 
 def hard_images(channels: int = 3) -> Tensor:
-    """Six images: random; grey; black below; few levels, so that channels tie; pure colours; almost grey."""
+    """Six images: random; grey; lower half black; few levels, so that channels tie; pure colours; almost grey."""
     images = torch.rand(6, channels, 16, 16, generator=torch.Generator().manual_seed(0))
     images[1] = images[1].mean(0)
     images[2, :, 8:] = 0

@@ -1,4 +1,4 @@
-"""Views: what is drawn, and that what is drawn is done."""
+"""The distribution of the drawn parameters, and that views follow them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def images_of(batch: int, channels: int = 3, height: int = 32, width: int = 32) 
 
 
 def one_by_one(functional: Any, images: Tensor, drawn: Parameters, size: int) -> Tensor:
-    """The same views by torchvision: a loop over images and operations."""
+    """Make the same views with torchvision, in a loop over images and operations."""
     bicubic, taps, results = import_torchvision().transforms.InterpolationMode.BICUBIC, blur_kernel_size(size), []
     for i in range(len(images)):
         box = [int(field[i]) for field in drawn.boxes]
@@ -78,14 +78,14 @@ def test_views_do_not_depend_on_the_batch(size: int, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("size", [32, 128])
 def test_the_number_of_threads_changes_nothing(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views, "ALONE", 0)  # so few pixels would stay on one thread
+    monkeypatch.setattr(views, "ALONE", 0)  # otherwise, so few pixels use one thread
     images, ids, threads = images_of(20, 3, size, size), torch.arange(20), torch.get_num_threads()
     results = []
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
             results.append(view(images, ids, FULL, size, 0, 1, 0))
-            assert torch.get_num_threads() == count  # the workers' one core each is theirs alone
+            assert torch.get_num_threads() == count  # the workers' setting of one core stays in the workers
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
@@ -143,7 +143,7 @@ def test_the_24_orders_are_equally_likely(many: Parameters) -> None:
     counts = torch.unique(code, return_counts=True)[1].double()
     assert len(counts) == 24
     chi_square = ((counts - 20_000 / 24) ** 2 / (20_000 / 24)).sum()
-    assert chi_square < 49.7  # the chi-square with 23 degrees of freedom exceeds it with chance .001
+    assert chi_square < 49.7  # the chi-square with 23 degrees of freedom exceeds it with probability .001
 
 
 def test_factors_fill_their_ranges(many: Parameters) -> None:
@@ -189,7 +189,7 @@ def test_boxes_have_the_areas_and_ratios_asked_for() -> None:
 
 @pytest.mark.parametrize(("height", "width", "box"), [(10, 100, (0, 43, 10, 13)), (100, 10, (43, 0, 13, 10))])
 def test_where_no_try_fits_the_centre_is_taken(height: int, width: int, box: tuple[int, ...]) -> None:
-    """torchvision's get_params with area (1, 1): a 10 by 100 image holds no box of its whole area and ratio <= 4/3."""
+    """torchvision's get_params with area (1, 1): no box in a 10 x 100 image has its whole area and a ratio <= 4/3."""
     config = dataclasses.replace(FULL, crop_area=(1.0, 1.0))
     boxes = draw_parameters(torch.arange(5), (config,), height, width, ((0,),)).boxes
     assert all((field == value).all() for field, value in zip(boxes, box, strict=True))
