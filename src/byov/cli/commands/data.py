@@ -43,6 +43,6 @@ def run(arguments: list[str]) -> int:
     from byov.cli.progress import StageProgress
 
     with StageProgress(process.console()) as progress:
-        path = fetch.get(options.name, progress)
+        path = fetch.get(options.name, progress, progress.say)
     print(f"{options.name} is available and its digests are correct: {path}")
     return process.DONE
