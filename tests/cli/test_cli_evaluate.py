@@ -135,7 +135,7 @@ def test_align_compares_with_supervised_runs(
     assert not [key for key in keys if not all(f"`{part}" in text or f".{part}" in text for part in key.split("."))]
     assert run("evaluate", trained["byov"], "--draws", 2, "--threads", 1) == 0  # what it does not have is kept beside
     kept = trained["byov"] / "results" / "evaluation.previous.json"
-    said = f"what an earlier evaluation had more than this one (align, draws) is in {kept}."
+    said = f"results of an earlier evaluation that this one does not have (align, draws): {kept}."
     assert said in " ".join(capsys.readouterr().err.split())
     assert json.loads(kept.read_text()) == together
     assert run("evaluate", trained["byov"], "--draws", 3, "--align", *others, "--threads", 1) == 0
@@ -155,7 +155,7 @@ def test_shifts_are_printed_and_a_smaller_evaluation_keeps_them_beside(trained: 
     assert f"\nmean of {len(names)} shifts " in printed and f"\n  severity 5       {mean:.4f}" in printed
     assert run("evaluate", trained["byol"], "--threads", 1) == 0
     kept = path.with_suffix(".previous.json")
-    said = f"what an earlier evaluation had more than this one (shifts) is in {kept}."
+    said = f"results of an earlier evaluation that this one does not have (shifts): {kept}."
     assert said in " ".join(capsys.readouterr().err.split()) and json.loads(kept.read_text()) == results
 
 
