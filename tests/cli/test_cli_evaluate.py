@@ -44,7 +44,9 @@ def test_flags_reach_the_results_and_the_report(trained: dict[str, Path], tmp_pa
     assert f"{results['draws.nll']:.4f}" in printed.out and printed.out.endswith(f"written: {path}\n")
     assert len(printed.out.splitlines()) < 20 and "is made now" in printed.err
     assert (
-        "\ntold apart, AUROC " in printed.out and " probe's confidence " in printed.out and "warning" not in printed.err
+        "\nOOD detection, AUROC " in printed.out
+        and " probe's confidence " in printed.out
+        and "warning" not in printed.err
     )
     assert results["settings"]["ood"]["sources"] == [noise, f"{noise}@train"]
     assert sum(key.endswith(".images") for key in results) == 2
@@ -97,7 +99,7 @@ def test_interrupted_work_is_kept(trained: dict[str, Path], capsys, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(module, "semi_measures", stop)
         assert run("evaluate", trained["byov"], "--semi", "--threads", 1) == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "repeat the same command to continue" in capsys.readouterr().err
     partial = trained["byov"] / "results" / "partial"
     assert any(path.name.startswith("means-probe") for path in partial.iterdir())
     assert run("evaluate", trained["byov"], "--semi", "--threads", 1) == 0
@@ -108,7 +110,7 @@ def test_a_polite_kill_is_as_ctrl_c(trained: dict[str, Path], capsys, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(module, "semi_measures", lambda subject: os.kill(os.getpid(), signal.SIGTERM))
         assert run("evaluate", trained["byov"], "--semi", "--threads", 1) == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "repeat the same command to continue" in capsys.readouterr().err
 
 
 def test_align_compares_with_supervised_runs(
@@ -133,7 +135,7 @@ def test_align_compares_with_supervised_runs(
     assert not [key for key in keys if not all(f"`{part}" in text or f".{part}" in text for part in key.split("."))]
     assert run("evaluate", trained["byov"], "--draws", 2, "--threads", 1) == 0  # what it does not have is kept beside
     kept = trained["byov"] / "results" / "evaluation.previous.json"
-    said = f"what an earlier evaluation had more than this one (align, draws) is in {kept}."
+    said = f"results of an earlier evaluation that this one does not have (align, draws): {kept}."
     assert said in " ".join(capsys.readouterr().err.split())
     assert json.loads(kept.read_text()) == together
     assert run("evaluate", trained["byov"], "--draws", 3, "--align", *others, "--threads", 1) == 0
@@ -153,7 +155,7 @@ def test_shifts_are_printed_and_a_smaller_evaluation_keeps_them_beside(trained: 
     assert f"\nmean of {len(names)} shifts " in printed and f"\n  severity 5       {mean:.4f}" in printed
     assert run("evaluate", trained["byol"], "--threads", 1) == 0
     kept = path.with_suffix(".previous.json")
-    said = f"what an earlier evaluation had more than this one (shifts) is in {kept}."
+    said = f"results of an earlier evaluation that this one does not have (shifts): {kept}."
     assert said in " ".join(capsys.readouterr().err.split()) and json.loads(kept.read_text()) == results
 
 

@@ -75,7 +75,7 @@ def test_interrupted_training_is_saved(trained: Path, tmp_path: Path, capsys, mo
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "run", stopped)
         assert run("prune", trained, "--by=snr", "--sparsity=.5", "--epochs=1", "--out", out, "--threads=1") == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "repeat the same command to continue" in capsys.readouterr().err
     assert run("train", "--out", out, "--resume") == 0
     weights = torch.cat(
         [w.flatten() for name, w in byov.load(out).encoder.snr().items() if name.endswith("qkv.weight")]

@@ -126,7 +126,7 @@ def test_ctrl_c_and_on(
     with monkeypatch.context() as patch:
         patch.setattr(scoring.Partial, "write", one_chunk)
         assert score(trained, out) == 130
-    assert "the same command goes on" in capsys.readouterr().err and not out.exists()
+    assert "repeat the same command to continue" in capsys.readouterr().err and not out.exists()
     assert run("score", trained / "byov", trained / "photos", "--out", out, "--draws", 2) == 2
     assert "differs in draws)" in capsys.readouterr().err
     assert score(trained, out) == 0

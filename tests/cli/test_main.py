@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -123,14 +124,39 @@ def test_help_is_quick_and_whole(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_waits_for_no_torch_and_survives_a_closed_pipe() -> None:
-    code = (
-        "import sys; from byov.cli.main import main\ntry: main(['train', '--help'])"
-        "\nfinally: print('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.endswith("False\n")
+    for arguments, unwanted in ((["train", "--help"], "torch"), (["--help"], "tyro")):
+        code = (
+            f"import sys; from byov.cli.main import main\ntry: main({arguments})"
+            f"\nfinally: print('{unwanted}' in sys.modules)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == 0 and done.stdout.endswith("False\n")
     piped = subprocess.run(f"{BYOV} train --help | head -n 1", shell=True, capture_output=True, text=True)
     assert piped.stdout.startswith("usage: byov train") and piped.stderr == ""
+
+
+def test_help_shows_what_people_use_and_help_all_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(*arguments: str) -> tuple[str, list[str]]:
+        assert run("train", *arguments) == 0
+        printed = capsys.readouterr().out
+        return printed, re.findall(r"^[ │] {0,2}(?:-h, )?(--\w[\w.-]+|\[RECIPE\])", printed, re.MULTILINE)
+
+    text, flags = shown("--help")
+    assert len(flags) == 21 and flags[-1] == "--optim.lr" and "(default: 45)" in text  # the recipe digits has 45 epochs
+    assert "--help-all" in text and "recipe digits" in " ".join(text.split())
+    _, all_flags = shown("--help-all")
+    assert set(flags) < set(all_flags) and len(all_flags) > 70 and "--views.second.solarise" in all_flags
+    text, same = shown("adapt-photos", "--method", "byov", "--help")
+    assert same == flags and "(default: 128)" in text and "efficientnet-lite0)" in text
+    assert shown("fashion", "--optim.epochs", "--help")[1] == flags  # an unfinished command
+    assert run("train", "no-such-recipe", "--help") == 2
+    assert run("report", "--help-all") == 0
+
+
+def test_completion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--tyro-print-completion", "bash") == 0
+    printed = capsys.readouterr().out
+    assert "complete -F" in printed and "--optim.epochs" in printed and "evaluate" in printed
 
 
 def test_data(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +173,9 @@ def test_data(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "telling"),
     [
-        (["trian"], "train"),
+        (["trian"], "did you mean `byov train`?"),
+        (["evalute"], "did you mean `byov evaluate`?"),
+        (["publish"], "use one of train, evaluate"),
         (["train", "digits"], "--out"),
         (["train", "digits", "--out"], "--out"),
         (["train", "digits", "--out", "OUT", "--optim.epoch", "3"], "--optim.epochs?"),
@@ -343,5 +371,5 @@ def test_resuming_what_is_finished_says_so(tmp_path: Path, capsys: pytest.Captur
     before = (tmp_path / "run" / LAST).read_bytes()
     capsys.readouterr()
     assert run("train", "--out", tmp_path / "run", "--resume") == 0
-    assert "this run is finished; --extend EPOCHS lengthens it\n" in capsys.readouterr().err
+    assert "this run is finished; --extend EPOCHS trains it for longer\n" in capsys.readouterr().err
     assert (tmp_path / "run" / LAST).read_bytes() == before

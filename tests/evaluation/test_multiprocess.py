@@ -168,5 +168,5 @@ def test_interrupted_both_end_and_say_how_to_go_on(folder: Path) -> None:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert "the same command goes on" in err, err
+    assert "repeat the same command to continue" in err, err
     assert process.returncode != 0

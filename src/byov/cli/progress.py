@@ -1,4 +1,4 @@
-"""Progress of long work: a bar with speed and ETA on a terminal, a line now and then elsewhere."""
+"""Show the progress of long work: a bar with speed and time left on a terminal, an occasional line elsewhere."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 QUIET_SECONDS = 20  # between two lines where there is no terminal
+NOTE = len("loss 0.123  kl 0.123  1234 images/s")
+SPEED = len("1,234 images/s")
 
 
 class Position(Protocol):
-    """Where a training run is."""
+    """The position of a training run."""
 
     @property
     def step(self) -> int: ...
@@ -24,21 +27,27 @@ class Position(Protocol):
 
 
 class _Bar:
-    """A bar that lasts as long as its block; without a terminal it draws nothing."""
+    """A bar for the duration of a block, one line of the console wide; without a terminal it draws nothing."""
 
-    def __init__(self, console: Console, *middle: TextColumn) -> None:
+    def __init__(self, console: Console, count: str, count_width: int, note_width: int = 0) -> None:
+        """Make the columns fit one line: `count` is how much is done, `note_width` what the longest note takes."""
         self.console = console
-        columns = (
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
-        )
+        bar = max(8, min(40, console.width - 80))
+        taken = bar + count_width + len("0:00:00 left") + 5  # with the spaces between columns
+        free = max(8, console.width - taken - (note_width and note_width + 1))
+
+        def text(template: str, width: int | None = None) -> TextColumn:
+            column = Column(no_wrap=True, overflow="ellipsis", max_width=width)
+            return TextColumn(template, markup=False, table_column=column)
+
+        note = max(1, console.width - taken - free)
         self.bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            *middle,
-            *columns,
+            text("{task.description}", free),
+            BarColumn(bar),
+            text(count),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
+            text("left"),
+            text("{task.fields[note]}", note),
             console=console,
             disable=not self.shown,
         )
@@ -61,17 +70,17 @@ class _Bar:
         self.console.print(text, soft_wrap=True, markup=False)
 
     def quiet(self) -> bool:
-        """Whether a line is due: there is no bar, and the last line was a while ago."""
+        """Return whether a line is due: there is no bar, and the last line was a while ago."""
         due = not self.shown and time.monotonic() - self.told > QUIET_SECONDS
         self.told = time.monotonic() if due else self.told
         return due
 
 
 class StepProgress(_Bar):
-    """Shows the steps of a training run."""
+    """Show the steps of a training run."""
 
     def __init__(self, console: Console, position: Position) -> None:
-        super().__init__(console, TextColumn("{task.completed}/{task.total}"))
+        super().__init__(console, "{task.completed}/{task.total}", 2 * len(str(position.total)) + 1, NOTE)
         self.position = position
         self.task = self.bar.add_task("training", total=position.total, completed=position.step, note="")
         self.note = ""
@@ -89,13 +98,13 @@ class StepProgress(_Bar):
 
 
 class StageProgress(_Bar):
-    """Shows work in stages (fetching, decoding, probing): one bar, or one line, for each.
+    """Show work in stages (fetching, decoding, probing): one bar, or one line, per stage.
 
-    A total of 0 is not known yet.
+    A total of 0 means that it is not known yet.
     """
 
-    def __init__(self, console: Console) -> None:
-        super().__init__(console, TextColumn("{task.percentage:>3.0f}%"))
+    def __init__(self, console: Console, note_width: int = 0) -> None:
+        super().__init__(console, "{task.percentage:>3.0f}%", 4, note_width)
         self.tasks: dict[str, TaskID] = {}
 
     def __call__(self, what: str, done: int, total: int) -> None:
@@ -109,7 +118,7 @@ class StageProgress(_Bar):
 
 
 def with_speed(stages: StageProgress) -> Callable[[str, int, int], None]:
-    """The same progress, with images a second beside the bar of scoring."""
+    """The same progress, with images per second next to the bar of scoring."""
     begun: dict[str, tuple[float, int]] = {}
 
     def progress(what: str, done: int, total: int) -> None:

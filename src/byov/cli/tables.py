@@ -1,4 +1,4 @@
-"""What the commands print: results as columns of text."""
+"""Tables that the commands print."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from typing import Any
 
 
 def duration(seconds: float) -> str:
-    return f"about {seconds / 60:.0f} minutes on this machine" if seconds >= 90 else "about a minute or less here"
+    return (
+        f"about {seconds / 60:.0f} minutes on this machine"
+        if seconds >= 90
+        else "about a minute or less on this machine"
+    )
 
 
 def number(value: Any) -> str:
@@ -15,7 +19,7 @@ def number(value: Any) -> str:
 
 
 def grid(rows: Sequence[Sequence[str]], align: str) -> str:
-    """Columns of text, each to the left (l) or to the right (r)."""
+    """Align columns of text to the left (l) or to the right (r)."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = {"l": str.ljust, "r": str.rjust}
     lines = ["  ".join(sides[a](cell, w) for cell, w, a in zip(row, widths, align, strict=True)) for row in rows]
@@ -23,7 +27,7 @@ def grid(rows: Sequence[Sequence[str]], align: str) -> str:
 
 
 def percentile_note(calibration: int) -> str:
-    """What the percentiles are of, and how well they are known where that is not well."""
+    """Explain what the percentiles refer to, and their precision where it is low."""
     count = "one image that was" if calibration == 1 else f"{calibration:,} images that were"
     rough = f"; with so few, one near 50 is known to {50 / calibration**0.5:.0f} points" if calibration < 100 else ""
     return f"(percentile: among the {count} set aside when the run was trained{rough})"
@@ -32,7 +36,7 @@ def percentile_note(calibration: int) -> str:
 def oddest(
     names: Sequence[str], oddness: Any, oddness_percentile: Any, uncertainty_percentile: Any, count: int = 5
 ) -> str:
-    """A small table: the oddest images, and whether the run is certain of them."""
+    """List the oddest images, with the run's uncertainty about them."""
 
     def text(percentiles: Any, i: int) -> str:
         return "" if percentiles is None else f"{percentiles[i]:.1f}"
@@ -45,7 +49,7 @@ def oddest(
 
 
 def pruned(results: dict[str, Any]) -> str:
-    """The curve as a table, then size and speed."""
+    """Show the pruning curve, then size and speed."""
     keys = [key for key in ("top1", "ece", "refitted.top1", "refitted.ece", "cosine") if key in results]
     rows = [(f"{row['sparsity']:.3f}", *(f"{row[key]:.4f}" for key in keys), "") for row in results["curve"]]
     for row in results["rounds"]:
@@ -70,7 +74,7 @@ def pruned(results: dict[str, Any]) -> str:
 
 
 def measures(name: str, results: dict[str, Any]) -> str:
-    """A small table: the run, its draws, what was trained with few labels or further, and what it has to beat."""
+    """Show the run at its means and over draws, with few labels and fine-tuned, and what it has to beat."""
     keys = ("top1", "ece", "brier", "nll", "aurc", "knn")
     named = {
         "": name,
@@ -94,7 +98,7 @@ def measures(name: str, results: dict[str, Any]) -> str:
 
 
 def unlabelled(name: str, results: dict[str, Any]) -> str:
-    """A small table: what was measured without labels, of the run and of what it has to beat."""
+    """Show what was measured without labels, for the run and for what it has to beat."""
     rows = [
         (row, f"{results[f'retrieval.{key}']:.3f}", *more)
         for row, key, more in (
@@ -107,7 +111,7 @@ def unlabelled(name: str, results: dict[str, Any]) -> str:
 
 
 def shifted(results: dict[str, Any]) -> str:
-    """A small table: what is left under shifts, averaged over them; empty without --shifts."""
+    """Show the metrics under shifts, averaged over the shifts; empty without --shifts."""
     keys = [tuple(key.split(".")) for key in results if key.startswith("shifts.") and key.endswith(".top1")]
     names = sorted({key[1] for key in keys if len(key) == 4})
     severities = sorted({key[2] for key in keys if len(key) == 4})
@@ -126,8 +130,8 @@ def shifted(results: dict[str, Any]) -> str:
     return grid([(f"mean of {len(names)} shifts", *measures), *rows], "l" + "r" * len(measures))
 
 
-def told_apart(results: dict[str, Any]) -> str:
-    """A small table: AUROC of the uncertainties against other sources; empty without --ood."""
+def ood(results: dict[str, Any]) -> str:
+    """Show the AUROC of each uncertainty in detecting images of other sources; empty without --ood."""
     named = {
         "max_softmax": "probe's confidence",
         "mahalanobis": "class means",
@@ -141,11 +145,11 @@ def told_apart(results: dict[str, Any]) -> str:
     if not sources:
         return ""
     rows = [(f"  {source}", *(four_digits(column[i]) for _, column in kept)) for i, source in enumerate(sources)]
-    return grid([("told apart, AUROC", *(title for title, _ in kept)), *rows], "l" + "r" * len(kept))
+    return grid([("OOD detection, AUROC", *(title for title, _ in kept)), *rows], "l" + "r" * len(kept))
 
 
 def agreement(found: dict[str, Any]) -> str:
-    """A small table: how a run's predictive std goes with that of a supervised one, with 95% intervals."""
+    """Show how a run's predictive std correlates with that of a supervised one, with 95% intervals."""
     pairs = [("predictive std, Spearman", "spearman"), ("given both confidences", "partial_spearman")]
     rows = [
         (f"{prefix}{what}", f"{found[key + name]:.3f}", "{:.3f} to {:.3f}".format(*found[key + name + "_interval"]))

@@ -62,7 +62,7 @@ def test_a_study_that_lacks_something_is_told_before_anything_is_trained(lab, mo
 def test_quotes_that_do_not_close_are_bad_input(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.main(["study", "fig2", "--launch", "'srun", "--out", str(tmp_path)])
-    assert "mend its quotes" in capsys.readouterr().err
+    assert "fix the quoting" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("why", "code"), [(None, 0), ("no such images.", 1)])
@@ -75,4 +75,4 @@ def test_all_says_what_was_made_and_what_was_not(
     out, err = capsys.readouterr()
     assert out.splitlines()[0] == f"written: {tmp_path}/fig2/micro"
     if why:
-        assert "not made: score: no such images." in err and "mend what is said of score" in err
+        assert "failed: score: no such images." in err and "some studies failed (score)" in err
