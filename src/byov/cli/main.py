@@ -525,8 +525,7 @@ def _report(arguments: list[str]) -> int:
 
 def _study(arguments: list[str]) -> int:
     options = parse(Study, "study", arguments)
-    from byov.studies.framework.lab import Lab
-    from byov.studies.framework.make import make, make_all
+    from byov.studies.framework.lab import Lab, make, make_all
 
     say = partial(print, file=sys.stderr)
     try:
