@@ -30,7 +30,8 @@ from byov.pruning.criteria import Pruning
 from byov.pruning.prune import prune
 from byov.runs.folder import RunFolder
 from byov.scoring.candidates import CANDIDATES, ODDNESS
-from byov.studies.measurements.accuracy_and_spread import weight_spread, working_measures
+from byov.studies.beyond.working_point import point_measures
+from byov.studies.framework.compare import weight_spread
 from byov.training.prepare import prepare
 
 SMALL = Config(
@@ -319,11 +320,11 @@ def test_a_baseline_without_a_teacher_is_refused_before_anything_is_done(
 
 
 def test_the_working_points_measures_are_the_evaluations(folder: Path, everything) -> None:
-    found = working_measures(byov.load(folder / "byov"), 4)
+    found = point_measures(byov.load(folder / "byov"), 4)
     results = evaluate(byov.load(folder / "byov"), draws=4)
     for key in ("top1", "ece", "brier", "nll", "draws.top1", "draws_unaligned.nll"):
         assert found[key] == pytest.approx(results[key], abs=1e-6)
     assert 0 <= found["validation.top1"] <= 1 and "validation.draws.top1" in found
     assert -1 <= found["sigma_magnitude_spearman"] <= 1
-    still = working_measures(byov.load(folder / "byol"), 4)
+    still = point_measures(byov.load(folder / "byol"), 4)
     assert still["median_sigma"] is None and "draws.top1" not in still

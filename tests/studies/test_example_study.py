@@ -9,7 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from byov.studies.framework import ledger, make
+from byov.studies.framework import lab as labs
+from byov.studies.framework import ledger
 from byov.studies.framework.lab import Lab
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
@@ -20,10 +21,10 @@ def test_the_example_is_a_study(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> No
     assert block is not None
     cold = ModuleType("cold")
     exec(compile(block[1], "docs/studies.md", "exec"), cold.__dict__)
-    for module in (make, ledger):
+    for module in (labs, ledger):
         monkeypatch.setattr(module, "find", lambda name: cold)
     monkeypatch.setattr(ledger, "names", lambda: ["cold"])
-    folder = make.make("cold", lab)
+    folder = labs.make("cold", lab)
     rows = json.loads((folder / "cold.json").read_text())["rows"]
     assert {(row["arm"], row["seed"], row["at"]) for row in rows} >= {("cold", 1, "draws"), ("warm", 0, "means")}
     assert rows[0]["median_sigma"] > 0
@@ -32,4 +33,4 @@ def test_the_example_is_a_study(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_page_names_every_study() -> None:
-    assert set(re.findall(r"^\| `([\w-]+)` \|", PAGE, re.MULTILINE)) == set(make.names())
+    assert set(re.findall(r"^\| `([\w-]+)` \|", PAGE, re.MULTILINE)) == set(labs.names())

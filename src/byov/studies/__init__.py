@@ -1,12 +1,14 @@
-"""One file a figure or table: a study says which runs it needs and what to make of them.
+"""One file per figure or table of the paper (`paper`), and per question beyond it (`beyond`).
 
-`measurements` has what only studies compute. A study is a module of `paper` or `beyond` with
+A study is a module of either package with
 
     TITLE: str                                  one line, for `byov study --help`
-    def runs(lab) -> list[Config]               what must be trained
-    def results(lab) -> list[dict]              rows, from finished runs, by functions of `measurements` and below
-    def draw(rows, scale) -> Figure             the picture
-    CLAIMS: list[Claim]                         if it can judge any: the paper's claims with their rules
+    def runs(lab) -> list[Config]               the runs it needs
+    def results(lab) -> Rows                    rows, measured from the finished runs
+    def draw(rows, scale) -> Figure             the figure
+    CLAIMS: list[Claim]                         the claims it can judge with their rules, if any
 
-and nothing else has to know of it.
+and needs no registration. To follow a study from the command to its figure, read `framework/lab.py` (trains, caches and
+writes), the study's file (names the runs and measures them) and, where it compares arms, `framework/compare.py`.
+`measurements` holds what several studies measure.
 """

@@ -8,9 +8,8 @@ import pytest
 
 from byov.studies.beyond import objectives
 from byov.studies.beyond.objectives import BYOV, CLAIMS, LABELS, NEGATIVES, WEAK
-from byov.studies.beyond.score import OTHERS
-from byov.studies.framework.lab import Lab
-from byov.studies.measurements.predictions import MEASURES
+from byov.studies.framework.compare import MEASURES
+from byov.studies.framework.lab import OOD_SOURCES, Lab
 
 ARMS = (BYOV, NEGATIVES, WEAK, LABELS)
 
@@ -30,7 +29,7 @@ def test_the_claim_is_of_negatives_at_the_means() -> None:
     assert effect.value == pytest.approx(3.0) and effect.error == pytest.approx(2.0) and CLAIMS[0].equal
 
 
-def test_the_picture_has_a_panel_a_source_and_lives_with_gaps() -> None:
+def test_the_figure_has_one_panel_per_source_and_allows_gaps() -> None:
     figure = objectives.draw([row(arm, "draws", 0.9) for arm in ARMS], "test")
     assert [axes.get_xlabel() for axes in figure.axes][:3] == [
         "top-1 over draws (%)",
@@ -39,8 +38,8 @@ def test_the_picture_has_a_panel_a_source_and_lives_with_gaps() -> None:
     ]
 
 
-def test_all_of_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(OTHERS, "digits", ("digits@test",))
+def test_the_study_from_runs_to_figure(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OOD_SOURCES, "digits", ("digits@test",))
     lab.seeds = 1
     configs = {arm: make(0) for arm, make in objectives.arms(lab).items()}
     assert configs[WEAK].views.second.crop_area == (0.9, 1.0) and configs[WEAK].views.first.jitter == 0
@@ -52,8 +51,8 @@ def test_all_of_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     for r in drawn:
         assert r["ood.digits-test.label_free"] == r["ood.digits-test.probe"] == pytest.approx(0.5)  # the same images
     objectives.draw(rows, lab.name)
-    monkeypatch.setattr(objectives, "trust_measures", None)
-    assert objectives.results(lab) == rows  # from what is kept
-    monkeypatch.setattr("byov.studies.measurements.uncertainty_quality.DEFAULT", "spread")
-    with pytest.raises(TypeError):  # it would be measured anew
+    monkeypatch.setattr(objectives, "detection_measures", lambda: None)  # a call with arguments fails
+    assert objectives.results(lab) == rows  # from the cache
+    monkeypatch.setattr("byov.studies.beyond.objectives.DEFAULT", "spread")
+    with pytest.raises(TypeError):  # it would be measured again
         objectives.results(lab)

@@ -8,9 +8,8 @@ import pytest
 
 from byov.studies.beyond import off_distribution
 from byov.studies.beyond.off_distribution import CLAIMS
-from byov.studies.beyond.score import OTHERS
 from byov.studies.framework.checklist import sections
-from byov.studies.framework.lab import Lab
+from byov.studies.framework.lab import OOD_SOURCES, Lab
 
 
 def row(method: str, pruned: str, probe: str, difference: float = 0.0) -> dict[str, Any]:
@@ -32,21 +31,21 @@ def test_claims_of_readers_are_not_counted_as_the_papers() -> None:
     assert [sections(claim.where) for claim in CLAIMS] == [[]] * len(CLAIMS)
 
 
-def test_the_claim_is_of_snr_beside_magnitude_through_the_old_probe() -> None:
+def test_the_claim_is_of_snr_against_magnitude_through_the_old_probe() -> None:
     (effect,) = CLAIMS[0].effects(ROWS)
     assert effect.value == pytest.approx(5.0) and effect.error == pytest.approx(1.0)
 
 
-def test_the_picture_has_only_what_is_there() -> None:
+def test_the_figure_has_only_what_was_measured() -> None:
     figure = off_distribution.draw(ROWS, "test")
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == ["BYOV, unpruned", "BYOV, by snr", "BYOV, by magnitude", "BYOL, unpruned"]
     assert figure.axes[-1].get_xlabel() == "AUROC, cifar10"
 
 
-def test_all_of_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(OTHERS, "digits", ("digits@test",))
-    monkeypatch.setattr("byov.studies.measurements.pruned_robustness.SEVERITIES", (5,))
+def test_the_study_from_runs_to_figure(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OOD_SOURCES, "digits", ("digits@test",))
+    monkeypatch.setattr("byov.studies.beyond.off_distribution.SEVERITIES", (5,))
     lab.seeds = 1
     lab.train(off_distribution.runs(lab))
     rows = {(r["method"], r["pruned"], r["probe"]): r for r in off_distribution.results(lab)}
@@ -60,8 +59,8 @@ def test_all_of_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     difference = snr["shifted.top1"] - magnitude["shifted.top1"]
     assert snr["shifted.top1.difference"] == pytest.approx(difference)
     off_distribution.draw(list(rows.values()), lab.name)
-    monkeypatch.setattr(off_distribution, "robust_rows", None)
-    assert off_distribution.results(lab) == list(rows.values())  # from what is kept
-    monkeypatch.setattr("byov.studies.measurements.pruned_robustness.SEVERITIES", (4,))
-    with pytest.raises(TypeError):  # it would be measured anew
+    monkeypatch.setattr(off_distribution, "robustness_rows", lambda: None)  # a call with arguments fails
+    assert off_distribution.results(lab) == list(rows.values())  # from the cache
+    monkeypatch.setattr("byov.studies.beyond.off_distribution.SEVERITIES", (4,))
+    with pytest.raises(TypeError):  # it would be measured again
         off_distribution.results(lab)

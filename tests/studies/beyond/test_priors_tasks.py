@@ -15,7 +15,6 @@ from byov.studies.beyond import priors_tasks
 from byov.studies.beyond.priors_tasks import BYOL, CLAIMS, PRIORS
 from byov.studies.framework.checklist import sections
 from byov.studies.framework.lab import Lab
-from byov.studies.measurements.transfer import sources_there
 
 
 def row(arm: str, task: str, difference: float, error: float, at: str = "means") -> dict[str, Any]:
@@ -36,14 +35,7 @@ def test_effects_are_averaged_over_tasks_whose_errors_are_independent() -> None:
     assert little.value == pytest.approx(1.0) and CLAIMS[0].equal
 
 
-def test_a_source_that_is_not_here_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "is_there", lambda name: name != "mnist")
-    said: list[str] = []
-    assert sources_there(["mnist", "cifar10", "digits"], said.append) == ["cifar10", "digits"]
-    assert len(said) == 1 and "byov data get mnist" in said[0]
-
-
-def test_all_of_it(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_study_from_runs_to_figure(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digits = open_source("digits").load("test")
     assert digits.labels is not None
     pixels, labels = np.rot90(digits.images.numpy(), axes=(2, 3)), (digits.labels % 3).numpy()
@@ -53,7 +45,7 @@ def test_all_of_it(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(priors_tasks, "TASKS", (task, "digits", "mnist"))  # the second is the run's own
     monkeypatch.setattr(fetch, "is_there", lambda name: False)
     lab.seeds = 1
-    with pytest.raises(BadInput, match=r"here is 1: fetch more with `byov data get mnist`"):
+    with pytest.raises(BadInput, match=r"finds 1: fetch more with `byov data get mnist`"):
         priors_tasks.runs(lab)
     monkeypatch.setattr(priors_tasks, "FEWEST", 1)
     lab.train(priors_tasks.runs(lab))
@@ -63,10 +55,10 @@ def test_all_of_it(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert places == [(arm, at) for arm in PRIORS.values() for at in ("means", "draws")] + [(BYOL, "means")]
     assert [r["top1.difference"] for r in rows[:2]] == [0, 0] and all(0.2 < r["top1"] < 1 for r in rows)
     with monkeypatch.context() as patch:
-        patch.setattr(priors_tasks, "downstream", None)
-        assert rows == priors_tasks.results(lab)  # from what is kept
-        patch.setattr("byov.studies.measurements.transfer.TEST", 50)
-        with pytest.raises(TypeError):  # it would be made anew
+        patch.setattr(priors_tasks, "transferred", lambda: None)  # a call with arguments fails
+        assert rows == priors_tasks.results(lab)  # from the cache
+        patch.setattr("byov.studies.beyond.priors_tasks.TEST", 50)
+        with pytest.raises(TypeError):  # it would be made again
             priors_tasks.results(lab)
     figure = priors_tasks.draw(rows, lab.name)
     assert len(figure.axes) == 3

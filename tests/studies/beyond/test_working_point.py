@@ -12,7 +12,7 @@ import pytest
 from byov._core.errors import BadInput
 from byov.studies.beyond import working_point
 from byov.studies.beyond.working_point import RATES, TEMPERATURES, chosen, point
-from byov.studies.framework import make
+from byov.studies.framework import lab as labs
 from byov.studies.framework.lab import Lab
 
 COLD, COOL, WARM, HOT = TEMPERATURES
@@ -48,7 +48,7 @@ def table() -> list[dict[str, Any]]:
     return rows
 
 
-def test_a_point_says_how_far_it_is_from_byol_and_its_draws_from_it() -> None:
+def test_a_point_has_its_distance_to_byol_and_of_its_draws_to_it() -> None:
     rows = table()
     here = point(rows, WARM, RATES[0])
     assert here["to_byol"] == pytest.approx(-0.015)
@@ -77,10 +77,10 @@ def test_a_sigma_that_never_left_its_start_is_not_chosen() -> None:
     assert chosen(rows) == (COOL, RATES[1])
 
 
-def test_the_study_writes_rows_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_study_writes_rows_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(working_point, "results", lambda lab: table())
     monkeypatch.setattr(Lab, "train", lambda lab, configs: None)
-    folder = make.make("working-point", Lab(tmp_path, "micro", say=lambda text: None))
+    folder = labs.make("working-point", Lab(tmp_path, "micro", say=lambda text: None))
     assert folder == tmp_path / "working-point" / "micro"
     kept = json.loads((folder / "working-point.json").read_text())
     assert kept["rows"] == table() and kept["settings"]["data"] == "digits"
@@ -122,6 +122,6 @@ def test_more_is_trained_only_where_it_matters(tmp_path: Path, monkeypatch: pyte
 
 
 def test_studies_are_found_by_their_files(tmp_path: Path) -> None:
-    assert "working-point" in make.names() and "lab" not in make.names()
+    assert "working-point" in labs.names() and "lab" not in labs.names()
     with pytest.raises(BadInput, match="no study 'fig9'"):
-        make.find("fig9")
+        labs.find("fig9")

@@ -7,7 +7,17 @@ import math
 import pytest
 from scipy import stats
 
-from byov.studies.framework.claims import CANNOT_TELL, NOT_SHOWN, OPPOSITE, SHOWN, Claim, Effect, judge, verdict
+from byov.studies.framework.claims import (
+    CANNOT_TELL,
+    NOT_SHOWN,
+    OPPOSITE,
+    SHOWN,
+    Claim,
+    Effect,
+    best_of_other_seeds,
+    judge,
+    verdict,
+)
 
 
 def seeds(*values: float, error: float = 0.0) -> list[Effect]:
@@ -76,12 +86,19 @@ def test_one_seed_has_an_estimate_and_no_interval() -> None:
 def test_a_claim_is_judged_by_the_rows_of_its_study() -> None:
     claim = Claim("4.1", "it grows", "no number", "points", 1.0, lambda rows: [Effect(r["seed"], r["x"]) for r in rows])
     assert verdict(claim, [{"seed": s, "x": 3.0 + 0.1 * s} for s in range(3)]).word == SHOWN
-    with pytest.raises(ValueError, match="more than one effect of a seed"):
+    with pytest.raises(ValueError, match="more than one effect per seed"):
         verdict(claim, [{"seed": 0, "x": 3.0}, {"seed": 0, "x": 3.1}])
 
 
-def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
+def test_the_interval_holds_the_truth_as_often_as_it_claims() -> None:
     """Effects that differ by seed (s.d. 1): 19 of 20 intervals over 4 seeds hold 0; 2,000 tries, four errors wide."""
     table = stats.norm.rvs(size=(2000, 4), random_state=0)
     held = [(found := judge(seeds(*row), size=1)).low <= 0 <= found.high for row in table]
     assert sum(held) / 2000 == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / 2000))
+
+
+def test_the_best_option_is_sought_in_the_other_seeds() -> None:
+    lucky, steady = [Effect(0, 30.0), Effect(1, 1.0), Effect(2, 0.0)], [Effect(s, 5.0, 0.1 * s) for s in range(3)]
+    assert best_of_other_seeds([lucky, steady]) == [steady[0], lucky[1], lucky[2]]  # seed 0's luck is for others only
+    assert best_of_other_seeds([lucky[:1], steady[:1]]) == lucky[:1]
+    assert best_of_other_seeds([]) == []

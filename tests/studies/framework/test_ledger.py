@@ -11,7 +11,7 @@ import pytest
 
 from byov._core.errors import BadInput
 from byov.cli.main import main
-from byov.studies.framework import ledger, ledger_page
+from byov.studies.framework import ledger
 from byov.studies.framework.checklist import NOT_JUDGED, REQUIRED, SECTIONS, NotJudged, missing, sections
 from byov.studies.framework.claims import CANNOT_TELL, OPPOSITE, SHOWN, Claim, Effect
 
@@ -83,25 +83,25 @@ def test_the_command_writes_page_numbers_and_figures(studies: Path, tmp_path: Pa
 
 
 def test_without_any_study_all_is_not_run(studies: Path, tmp_path: Path) -> None:
-    page = ledger_page.page(ledger.entries([]), [], [], "results.json")
+    page = ledger.page(ledger.entries([]), [], [], "results.json")
     assert "No study has been run yet." in page and page.count("not run |") == 2 and "None yet." in page
 
 
-def test_rows_of_another_version_and_broken_files_are_told(studies: Path) -> None:
+def test_rows_of_another_version_and_broken_files_are_reported(studies: Path) -> None:
     path = studies / "fig2" / "mini" / "fig2.json"
     kept = json.loads(path.read_text())
     path.write_text(json.dumps(kept | {"rows": [{"seed": 0}]}))
-    with pytest.raises(BadInput, match=r"KeyError: 'x'\): make them anew with `byov study fig2 --scale mini"):
+    with pytest.raises(BadInput, match=r"KeyError: 'x'\): make them again with `byov study fig2 --scale mini"):
         ledger.entries(ledger.made_studies(studies))
     for x in (None, "much"):
         path.write_text(json.dumps(kept | {"rows": [{"seed": seed, "x": x} for seed in (0, 1)]}))
         with pytest.raises(BadInput, match="TypeError"):
             ledger.entries(ledger.made_studies(studies))
     path.write_text(json.dumps(kept | {"rows": [{"seed": 0, "x": 1.0}, {"seed": 0, "x": 2.0}]}))
-    with pytest.raises(BadInput, match="more than one effect of a seed"):
+    with pytest.raises(BadInput, match="more than one effect per seed"):
         ledger.entries(ledger.made_studies(studies))
     path.write_text("{")
-    with pytest.raises(BadInput, match="make it anew"):
+    with pytest.raises(BadInput, match="make it again"):
         ledger.made_studies(studies)
     with pytest.raises(SystemExit, match="2"):
         main(["ledger", "--studies", str(studies / "nowhere")])
@@ -151,7 +151,7 @@ def test_claims_can_be_judged() -> None:
     assert len(set(said)) == len(said)
 
 
-def test_the_ledger_in_the_docs_is_that_of_the_rows_kept_there() -> None:
+def test_the_ledger_in_the_docs_is_that_of_the_rows_saved_there() -> None:
     docs = Path(__file__).parents[3] / "docs"
     found = ledger.as_json(ledger.entries(ledger.made_studies(docs / "rows")))
     kept = json.loads((docs / "results.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Each choice of the appendices, beside what was decided against."""
+"""Each choice of the appendices, compared with its alternative."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from byov.runs.folder import read_log
+from byov.studies.framework import compare
+from byov.studies.framework.compare import MEASURES
 from byov.studies.framework.lab import Lab
-from byov.studies.measurements.predictions import MEASURES
-from byov.studies.paper import appendix_bc, fig2
+from byov.studies.paper import appendix_bc
 from byov.studies.paper.appendix_bc import BYOL, CLAIMS, COLUMNS, FLIPPED, LARGE, RECIPE
 
 
@@ -22,9 +23,9 @@ def made(top1: dict[str, float], spikes: dict[str, float] | None = None) -> list
         for seed in (0, 1):
             row: dict[str, Any] = {"arm": arm, "seed": seed, "at": "means", "median_sigma": 0.02, **COLUMNS[arm]}
             row |= {"peak_memory_mib": 500.0, "gradient_spike": (spikes or {}).get(arm, 0.5)}
-            beside = top1.get(LARGE if arm in (LARGE, FLIPPED) else RECIPE, 0.9)
+            reference = top1.get(LARGE if arm in (LARGE, FLIPPED) else RECIPE, 0.9)
             for name in MEASURES:
-                row |= {name: top1.get(arm, 0.9), f"{name}.difference": top1.get(arm, 0.9) - beside}
+                row |= {name: top1.get(arm, 0.9), f"{name}.difference": top1.get(arm, 0.9) - reference}
                 row[f"{name}.error"] = 0.01
             rows.append(row)
     return rows
@@ -41,7 +42,7 @@ def test_a_claim_is_positive_where_the_other_choice_is_worse(claim: int, worse: 
     assert [effect.error for effect in found] == pytest.approx([1.0, 1.0])
 
 
-def test_flipout_is_set_beside_one_draw_at_the_same_batch() -> None:
+def test_flipout_is_compared_with_one_draw_at_the_same_batch() -> None:
     assert CLAIMS[4].equal
     found = CLAIMS[4].effects(made({RECIPE: 0.95, LARGE: 0.80, FLIPPED: 0.82}))
     assert [effect.value for effect in found] == pytest.approx([2.0, 2.0])
@@ -61,14 +62,14 @@ def test_the_arms_change_what_they_say(tmp_path: Path) -> None:
     assert recipe == lab.config("byov", 3) and found[BYOL] == lab.config("byol", 3)
     assert found["weight decay"].optim.weight_decay == 0.05  # what `byov train --method byol` resolves to
     assert (found["constant beta"].posterior.beta_start, found["constant beta"].posterior.beta_end) == (1.0, 1.0)
-    assert found["softplus"].posterior.scale == "softplus" and found["a draw a view"].posterior.draw == "view"
+    assert found["softplus"].posterior.scale == "softplus" and found["one draw per view"].posterior.draw == "view"
     large = found[FLIPPED].optim
     assert large.batch_size == 4 * recipe.optim.batch_size and large.epochs == recipe.optim.epochs
     assert (large.lr, large.log_variance_lr) == (2 * recipe.optim.lr, 2 * recipe.optim.log_variance_lr)
     assert large.tau == pytest.approx(recipe.optim.tau**4)
 
 
-def test_the_picture_shows_differences_in_points() -> None:
+def test_the_figure_shows_differences_in_points() -> None:
     figure = appendix_bc.draw(made({"softplus": 0.85}), "test")
     top1 = figure.axes[0]
     labels = [label.get_text() for label in top1.get_yticklabels()]
@@ -77,13 +78,13 @@ def test_the_picture_shows_differences_in_points() -> None:
     assert len(figure.axes) == 4
 
 
-def test_all_of_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_study_from_runs_to_figure(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     some = {
         arm: make for arm, make in appendix_bc.arms(lab).items() if arm in (RECIPE, BYOL, "softplus", LARGE, FLIPPED)
     }
     monkeypatch.setattr(appendix_bc, "arms", lambda lab: some)
     # one epoch is too short for a spike: what matters is whose folder is read
-    monkeypatch.setattr(fig2, "gradient_spike", lambda folder: float(len(read_log(folder / "metrics.jsonl").rows)))
+    monkeypatch.setattr(compare, "gradient_spike", lambda folder: float(len(read_log(folder / "metrics.jsonl").rows)))
     lab.seeds = 1
     lab.train(appendix_bc.runs(lab))
     rows = appendix_bc.results(lab)

@@ -1,4 +1,4 @@
-"""Figure 1b: which runs are set beside each other, what the claims read, and one whole study."""
+"""Figure 1b: which runs are compared, what the claims read, and one whole study."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_another_seed_of_the_supervised_model_is_the_ceiling(lab: Lab) -> None:
     assert all((c.posterior.beta_start, c.posterior.beta_end) == (0, 1) for c in fig1b.runs(lab))
 
 
-def test_the_picture_has_points_density_and_ellipses() -> None:
+def test_the_figure_has_points_density_and_ellipses() -> None:
     g = torch.Generator().manual_seed(0)
     x = torch.rand(30, 3, generator=g).tolist()
     images = [
@@ -71,5 +71,5 @@ def test_a_study_from_runs_to_rows(lab: Lab, monkeypatch: pytest.MonkeyPatch) ->
     assert len(images) == 60 and all(image["supervised"] >= 0 for image in images)  # every other of 120
     assert -1 <= row["pearson"] <= 1 and row["pearson.error"] > 0 and row["ks_distance.error"] > 0
     assert row["ceiling.spearman"] != row["spearman"]
-    assert fig1b.results(lab) == rows  # from the kept measures
+    assert fig1b.results(lab) == rows  # from the cache
     assert draw(rows, "micro").axes

@@ -1,4 +1,4 @@
-"""Figure 2's rows, its picture, and the signs of its claims on rows made by hand."""
+"""Figure 2's rows, its figure, and the signs of its claims on rows made by hand."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from byov.studies.framework.claims import Claim, Effect, verdict
+from byov.studies.framework.claims import Claim, verdict
+from byov.studies.framework.compare import MEASURES
 from byov.studies.framework.lab import Lab
-from byov.studies.measurements.predictions import MEASURES
 from byov.studies.paper import fig2
 from byov.studies.paper.fig2 import BYOL, COMPARISONS, DRAWN, FIXED, MEAN, MOMENTS, SETTINGS
 
@@ -87,19 +87,12 @@ def test_the_best_of_nine_is_the_one_that_the_other_seeds_prefer() -> None:
     assert best.effects([]) == []
 
 
-def test_the_best_option_is_sought_in_the_other_seeds() -> None:
-    lucky, steady = [Effect(0, 30.0), Effect(1, 1.0), Effect(2, 0.0)], [Effect(s, 5.0, 0.1 * s) for s in range(3)]
-    assert fig2.best_elsewhere([lucky, steady]) == [steady[0], lucky[1], lucky[2]]  # seed 0's luck is for others only
-    assert fig2.best_elsewhere([lucky[:1], steady[:1]]) == lucky[:1]
-    assert fig2.best_elsewhere([]) == []
-
-
-def test_a_run_too_short_for_spikes_says_nothing_of_them() -> None:
+def test_a_run_too_short_for_spikes_has_no_effect() -> None:
     found = [r | {"gradient_spike": None} if r["seed"] == 1 else r for r in rows()]
     assert [effect.seed for effect in claim("unstable").effects(found)] == [0, 2]
 
 
-def test_a_panel_a_measure_with_a_line_a_prior_and_place() -> None:
+def test_one_panel_per_measure_with_one_line_per_prior_and_place() -> None:
     figure = fig2.draw(rows(), "micro")
     assert len(figure.axes) == 6
     byol, *lines = figure.axes[0].lines
@@ -108,7 +101,7 @@ def test_a_panel_a_measure_with_a_line_a_prior_and_place() -> None:
     assert lines[0].get_ydata() == pytest.approx([69.1992, 69.5996, 69.5996], abs=1e-3)
 
 
-def test_the_study_from_runs_to_picture(lab: Lab) -> None:
+def test_the_study_from_runs_to_figure(lab: Lab) -> None:
     lab.seeds = 1
     configs = fig2.runs(lab)
     assert len({lab.path(config) for config in configs}) == 10

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from byov.studies.framework.claims import verdict
+from byov.studies.framework.compare import PRIORS
 from byov.studies.framework.lab import Lab
+from byov.studies.measurements.layer_history import beyond_seeds, distances, profiles, seed_distances
 from byov.studies.paper import fig3
-from byov.studies.paper.fig3 import PRIORS, beyond_seeds, distances, floor, profiles
 
 LAYERS = ("encoder.stem.weight", "projector.0.weight")
 
@@ -69,21 +70,21 @@ def test_the_floor_is_the_distance_to_the_next_seed_and_unknown_of_one() -> None
     found = rows(factors(1, 2, 4), factors(1, 1, 1))
     factor = [1, 1.001, 1.002]
     steps = {0: math.log(factor[1]), 1: math.log(factor[2] / factor[1]), 2: math.log(factor[2])}
-    assert floor(found, "prior", "standard", "sigma_mean") == pytest.approx(steps)
+    assert seed_distances(found, "prior", "standard", "sigma_mean") == pytest.approx(steps)
     apart = beyond_seeds(found, "prior", fig3.PAIRS, "standard", "sigma_mean")
     assert apart == pytest.approx({seed: 4 / 3 * math.log(2) - step for seed, step in steps.items()})
     alone = rows(factors(1, 2, 4), factors(1, 1, 1), seeds=1)
-    assert floor(alone, "prior", "standard", "sigma_mean") == {}
+    assert seed_distances(alone, "prior", "standard", "sigma_mean") == {}
     assert fig3.CLAIMS[0].effects(alone) == [] and len(fig3.CLAIMS[1].effects(alone)) == 1
 
 
-def test_the_size_of_a_difference_is_told() -> None:
+def test_the_size_of_a_difference_is_reported() -> None:
     large, similar, *_ = [verdict(claim, rows(factors(1, 2, 4), factors(1, 1, 1))) for claim in fig3.CLAIMS]
     assert large.estimate == pytest.approx(4 / 3 * math.log(2) - 2 / 3 * math.log(1.002))
     assert similar.estimate == pytest.approx(4 / 3 * math.log(2))
 
 
-def test_the_study_from_runs_to_picture(lab: Lab) -> None:
+def test_the_study_from_runs_to_figure(lab: Lab) -> None:
     lab.seeds = 1
     configs = fig3.runs(lab)
     assert [c.posterior.prior for c in configs] == list(PRIORS)

@@ -63,7 +63,7 @@ def test_a_maximum_that_varies_with_the_seed_as_much_does_not_count() -> None:
     assert fig6.CLAIMS[1].effects([row for row in found if row["seed"] == 0]) == []
 
 
-def test_the_study_from_runs_to_picture(lab: Lab) -> None:
+def test_the_study_from_runs_to_figure(lab: Lab) -> None:
     lab.seeds = 1
     configs = fig6.runs(lab)
     assert [(c.posterior.beta_start, c.posterior.beta_end) for c in configs] == list(SCHEDULES.values())

@@ -1,4 +1,4 @@
-"""Table 1's rows, its picture, and its claims on the paper's own numbers."""
+"""Table 1's rows, its figure, and its claims on the paper's own numbers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_opposite_is_found_where_signs_are_turned() -> None:
     assert {verdict(claim, turned).word for claim in table1.CLAIMS} == {"opposite"}
 
 
-def test_every_row_is_drawn_beside_the_papers() -> None:
+def test_every_row_is_drawn_next_to_the_papers() -> None:
     figure = table1.draw(rows(), "micro")
     left, right = figure.axes
     assert len(left.get_yticklabels()) == len(TABLE) == 11
@@ -77,7 +77,7 @@ def test_no_conv_makes_all_random_but_the_convolutions_that_cut_patches(stem: An
     assert ("stem.1.weight" in random) == (stem == "conv")
 
 
-def test_the_study_from_runs_to_picture(lab: Lab) -> None:
+def test_the_study_from_runs_to_figure(lab: Lab) -> None:
     lab.seeds = 1
     arms = table1.arms(lab)
     wheres = {arm: config(0).posterior.where for arm, config in arms.items()}

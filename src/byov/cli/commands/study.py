@@ -40,8 +40,7 @@ class Options:
 
 def run(arguments: list[str]) -> int:
     options = parse(Options, "study", arguments)
-    from byov.studies.framework.lab import Lab
-    from byov.studies.framework.make import make, make_all
+    from byov.studies.framework.lab import Lab, make, make_all
 
     say = partial(print, file=sys.stderr)
     try:

@@ -1,27 +1,35 @@
-"""Does the uncertainty hang on the objective? BYOV, with negatives added, with weak views, and with labels instead.
+"""Does the uncertainty depend on the objective? BYOV as it is, with negatives, with weak views, and with labels.
 
-The second of the reader's next checks. Weak views leave the task almost trivial: crops of at least 90% and no jitter.
+The second of the next checks in the reader's summary. Weak views make the task almost trivial: crops of at least 90% of
+the image and no colour jitter.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from byov._core.callbacks import Say
 from byov.config import Config
+from byov.evaluation.labelled import subject_of
+from byov.evaluation.named_metrics import Scores, errors_of
+from byov.evaluation.ood import OOD_IMAGES, outside_images, plain_name
+from byov.evaluation.per_image_uncertainty import LABEL_FREE, Drawn, pass_draws
 from byov.inference.load import Run
+from byov.inference.reference import ReferenceSet
+from byov.metrics import auroc, ood_detection
 from byov.report.plots.seed_plots import STYLE, dots
-from byov.studies.beyond.score import OTHERS
-from byov.studies.framework.claims import Claim
-from byov.studies.framework.compare import Arms, compare, effects
+from byov.scoring.candidates import DEFAULT
+from byov.studies.framework.claims import Claim, Row, Rows, select
+from byov.studies.framework.compare import Arms, compare, configs_of, effects
 from byov.studies.framework.lab import Lab
-from byov.studies.measurements.transfer import sources_there
-from byov.studies.measurements.uncertainty_quality import SCORES, trust_measures, trust_settings
 
 TITLE = "uncertainty when the objective changes: negatives, weak views, labels"
+SCORES = {"label_free": "label-free score", "probe": "probe over draws"}
 BYOV, NEGATIVES, WEAK, LABELS = "BYOV", "with negatives", "weak views", "supervised BBB"
 WEAK_VIEWS = {
     f"views.{view}.{key}": value
@@ -41,23 +49,44 @@ def arms(lab: Lab) -> Arms:
 
 
 def runs(lab: Lab) -> list[Config]:
-    return [make(seed) for seed in range(lab.seeds) for make in arms(lab).values()]
+    return configs_of(lab, arms(lab))
 
 
-def results(lab: Lab) -> list[dict[str, Any]]:
-    """Rows of `compare`, with the AUROCs of finding errors and images of another kind."""
-    known, draws = arms(lab), lab.scale.draws
-    sources = sources_there(OTHERS.get(lab.scale.data, ()), lab.say)
-
-    def measure(run: Run) -> dict[str, Any]:
-        return trust_measures(run, draws, sources, lab.say)
-
+def results(lab: Lab) -> Rows:
+    """Rows of `compare`, with the AUROCs of misclassification and OOD detection."""
+    known, draws, sources = arms(lab), lab.scale.draws, lab.ood_sources()
+    settings = {"draws": draws, "score": DEFAULT, "ood": sources, "ood_images": OOD_IMAGES}
+    measure = partial(detection_measures, draws=draws, ood=sources, say=lab.say)
     rows = []
     for row in compare(lab, known, BYOV):
-        found = lab.measured("trust", known[row["arm"]](row["seed"]), measure, trust_settings(draws, sources))
+        found = lab.measured("trust", known[row["arm"]](row["seed"]), measure, settings)
         rows.append(row | {key: value for key, value in found.items() if key != "settings"})
     return rows
 
+
+def detection_measures(run: Run, draws: int, ood: Sequence[str], say: Say) -> Row:
+    """Measure how well the uncertainty over draws detects errors and OOD images.
+
+    `errors.SCORE` and `ood.SOURCE.SCORE` are AUROCs. Scores are the run's own, without labels, and one minus the top
+    probability over draws.
+    """
+    subject = replace(subject_of(run, say=say), bank=ReferenceSet(run))
+    inside = pass_draws(subject, subject.test_images, draws, "draws")
+    scores, wrong = _scores(inside), errors_of(inside.aligned.mean, subject.data.test_labels)
+    found: Row = {f"errors.{name}": auroc(score, wrong) for name, score in scores.items()}
+    for spec in ood:
+        outside = _scores(pass_draws(subject, outside_images(subject, spec, say), draws, spec))
+        for name, score in outside.items():
+            found[f"ood.{plain_name(spec)}.{name}"] = ood_detection(scores[name], score).auroc
+    return found
+
+
+def _scores(drawn: Drawn) -> Scores:
+    scores = drawn.scores()
+    return dict(zip(SCORES, (scores[LABEL_FREE + DEFAULT], scores["draws_max_softmax"]), strict=True))
+
+
+# -------------------------------------------------------------------------------------------------------------- claims
 
 CLAIMS = [
     Claim(
@@ -65,28 +94,33 @@ CLAIMS = [
         says="Explicit negatives, here untuned, hardly change the accuracy (said of BYOL; here of BYOV).",
         paper="72.7 against 72.5 top-1",
         unit="points of top-1",
-        size=1.0,  # five times the talk's difference: what is smaller no one would choose an objective for
+        size=1.0,  # five times the talk's difference: a smaller one would not decide the choice of an objective
         effects=lambda rows: effects(rows, NEGATIVES, "top1"),
         equal=True,
     ),
 ]
 
 
-def draw(rows: list[dict[str, Any]], scale: str) -> Figure:
-    """Errors found, other images found, ECE and sigma, an arm a row."""
-    drawn = [row for row in rows if row["at"] == "draws"]
+# -------------------------------------------------------------------------------------------------------------- figure
+
+
+def draw(rows: Rows, scale: str) -> Figure:
+    """Misclassification detection, OOD detection, ECE and sigma, one row per arm."""
+    drawn = select(rows, at="draws")
     labels = list(dict.fromkeys(row["arm"] for row in drawn))
 
     def values(key: str, factor: float = 1) -> dict[str, list[float]]:
-        found = {arm: [row.get(key) for row in drawn if row["arm"] == arm] for arm in labels}
+        found = {arm: [row.get(key) for row in select(drawn, arm=arm)] for arm in labels}
         return {arm: [factor * value for value in each if value is not None] for arm, each in found.items()}
 
     sources = list(dict.fromkeys(key.split(".")[1] for row in drawn for key in row if key.startswith("ood.")))
-    names = {"label_free": "label-free score", "probe": "probe over draws"}
     panels: list[tuple[str, dict[str, dict[str, list[float]]]]] = [
         ("top-1 over draws (%)", {"": values("top1", 100)}),
-        ("AUROC, errors", {names[score]: values(f"errors.{score}") for score in SCORES}),
-        *((f"AUROC, {source}", {names[s]: values(f"ood.{source}.{s}") for s in SCORES}) for source in sources),
+        ("AUROC, errors", {label: values(f"errors.{score}") for score, label in SCORES.items()}),
+        *(
+            (f"AUROC, {source}", {label: values(f"ood.{source}.{score}") for score, label in SCORES.items()})
+            for source in sources
+        ),
         ("ECE over draws (points)", {"": values("ece", 100)}),
         ("median sigma", {"": values("median_sigma")}),
     ]

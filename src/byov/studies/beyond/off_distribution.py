@@ -1,50 +1,142 @@
 """Calibration and pruning off the training distribution: shifted images and other sources, before and after pruning.
 
-The third of the reader's next checks: does what the posterior knows hold beyond the images it was learned from?
+The third of the next checks in the reader's summary: does the posterior's uncertainty hold beyond the images it was
+learned from?
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
+from statistics import mean
 
 import matplotlib as mpl
+import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
+from byov._core.callbacks import Say
+from byov._core.files import without_prefix
 from byov.config import Config
+from byov.data.shifts import SHIFTS, shifted
+from byov.evaluation.labelled import Subject
+from byov.evaluation.ood import outside_images, plain_name
+from byov.evaluation.probe import Probe
+from byov.evaluation.shift_robustness import SEED, shift_names
+from byov.inference.features import features_of
+from byov.inference.inputs import spread
+from byov.inference.load import Run
+from byov.metrics import ece, knn_distance, max_softmax, ood_detection, top_k_accuracy
+from byov.pruning.criteria import By, drop_weights, weight_scores
 from byov.report.plots.seed_plots import STYLE, dots
-from byov.studies.beyond.score import OTHERS
-from byov.studies.framework.claims import Claim, Effect
+from byov.scoring.scorer import is_deterministic
+from byov.studies.framework.claims import Claim, Row, Rows, differences
 from byov.studies.framework.lab import Lab
-from byov.studies.measurements.pruned_robustness import UNPRUNED, robust_rows, robust_settings
-from byov.studies.measurements.transfer import sources_there
+from byov.studies.measurements.pruned import pruned_subject, tested_subject, top1_and_ece, top1_difference
 
 TITLE = "calibration, OOD detection and pruning on shifted images and other sources"
 SPARSITY = 0.5
+SEVERITIES = (1, 3, 5)
+IMAGES = 1000  # at most, of the test images and of each other source
 METHODS = {"byov": "BYOV", "byol": "BYOL"}
+UNPRUNED = "unpruned"
 
 
 def runs(lab: Lab) -> list[Config]:
-    return [lab.config(method, seed) for seed in range(lab.seeds) for method in METHODS]
+    return lab.configs(*METHODS)
 
 
-def results(lab: Lab) -> list[dict[str, Any]]:
+def results(lab: Lab) -> Rows:
     """A row for each run, pruning (none, by SNR, by magnitude) and probe (the unpruned encoder's, or refitted)."""
-    sources = sources_there(OTHERS.get(lab.scale.data, ()), lab.say)
-    settings = robust_settings(SPARSITY, sources)
+    sources = lab.ood_sources()
+    settings = {"sparsity": SPARSITY, "ood": sources, "images": IMAGES}
+    settings |= {"shifts": list(SHIFTS), "severities": SEVERITIES, "shift_seed": SEED}
+    measure = partial(robustness_rows, sparsity=SPARSITY, ood=sources, say=lab.say)
+    return [
+        {"method": config.method, **row}
+        for config in runs(lab)
+        for row in lab.measured_rows("off-distribution", config, measure, settings)
+    ]
+
+
+# --------------------------------------------------------------------------------------------------------- measurement
+
+
+def robustness_rows(run: Run, sparsity: float, ood: Sequence[str], say: Say) -> Rows:
+    """Return rows for the encoder unpruned and pruned by each score, with the old probe (`kept`) and one `refitted`.
+
+    `shifted.*` are averages over shifts and severities. `shifted.top1.difference` is to the encoder pruned by
+    magnitude, through the same probe, with its standard error over images. OOD: AUROC, by the distance to the nearest
+    training images (`knn`) and by one minus the probe's top probability (`softmax`).
+    """
+    subject = tested_subject(run, say, IMAGES)
+    outside = {plain_name(spec): _some(outside_images(subject, spec, say)) for spec in ood}
+    pruned = _pruned(subject, sparsity)
+    seen = {name: _features(each, outside) for name, each in pruned.items()}
     rows = []
-    for config in runs(lab):
-        found = lab.measured(
-            "off-distribution", config, lambda run: {"rows": robust_rows(run, SPARSITY, sources, lab.say)}, settings
-        )
-        rows += [{"method": config.method, "seed": config.seed, **row} for row in found["rows"]]
+    for name, each in pruned.items():
+        for how, probe in (("kept", subject.probe), ("refitted", each.probe)):
+            reference = subject.probe if how == "kept" else pruned["magnitude"].probe
+            by_magnitude = _shifted(seen["magnitude"], reference)
+            rows.append({"pruned": name, "probe": how, **_measures(each, seen[name], probe, by_magnitude)})
     return rows
 
 
-def pruning_effects(rows: list[dict[str, Any]]) -> list[Effect]:
-    """Points of top-1 on shifted images that SNR keeps more than magnitude, through the unpruned encoder's probe."""
-    mine = [row for row in rows if (row["method"], row["pruned"], row["probe"]) == ("byov", "snr", "kept")]
-    return [Effect(row["seed"], 100 * row["shifted.top1.difference"], 100 * row["shifted.top1.error"]) for row in mine]
+def _some(images: Tensor) -> Tensor:
+    return images[spread(len(images), IMAGES)]
 
+
+def _pruned(subject: Subject, sparsity: float) -> dict[str, Subject]:
+    """The run's encoder, and its copies without the lowest-scoring weights of every layer."""
+    posterior = subject.run.learner.posterior
+    scores: tuple[By, ...] = ("magnitude",) if is_deterministic(subject.run) else ("snr", "magnitude")
+    masks = {by: drop_weights(weight_scores(posterior, by), sparsity) for by in scores}
+    return {UNPRUNED: subject} | {str(by): pruned_subject(subject, mask) for by, mask in masks.items()}
+
+
+class Features(dict[str, Tensor]):
+    """Features by name: `test`, `shift.NAME.SEVERITY`, `ood.SOURCE`."""
+
+    def below(self, prefix: str) -> dict[str, Tensor]:
+        return without_prefix(self, prefix)
+
+
+def _features(subject: Subject, outside: dict[str, Tensor]) -> Features:
+    """All features that the measures need."""
+    images = subject.test_images
+    ids = torch.arange(len(images))
+    seen = Features(test=subject.test_features)
+    for name in shift_names(subject):
+        for severity in SEVERITIES:
+            now = shifted(images, ids, name, severity, SEED)
+            seen[f"shift.{name}.{severity}"] = features_of(subject.encoder, now)
+    return Features(seen | {f"ood.{name}": subject.features(others, name) for name, others in outside.items()})
+
+
+def _shifted(seen: Features, probe: Probe) -> Tensor:
+    """A probe's probabilities for the shifted test images: (shifts and severities, images, classes)."""
+    return torch.stack([probe.probabilities(features) for features in seen.below("shift.").values()])
+
+
+def _measures(subject: Subject, seen: Features, probe: Probe, by_magnitude: Tensor) -> Row:
+    labels = subject.data.test_labels
+    clean = probe.probabilities(seen["test"])
+    moved = _shifted(seen, probe)
+    found = {
+        **top1_and_ece(clean, labels),
+        "shifted.top1": mean(top_k_accuracy(p, labels, 1) for p in moved),
+        "shifted.ece": mean(ece(p, labels) for p in moved),
+        **top1_difference("shifted.top1", moved, by_magnitude, labels),
+    }
+    for source, features in seen.below("ood.").items():
+        scores = [max_softmax(clean), max_softmax(probe.probabilities(features))]
+        found[f"ood.{source}.softmax"] = ood_detection(*scores).auroc
+        scores = [knn_distance(each, subject.train_features) for each in (seen["test"], features)]
+        found[f"ood.{source}.knn"] = ood_detection(*scores).auroc
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------------- claims
 
 CLAIMS = [
     Claim(
@@ -53,13 +145,16 @@ CLAIMS = [
         paper="up to 12 points of top-1 (on clean images)",
         unit="points of top-1",
         size=1.0,  # as in fig4-pruning at half of the weights: the 12 are the paper's maximum over sparsities
-        effects=pruning_effects,
+        effects=partial(differences, measure="shifted.top1", method="byov", pruned="snr", probe="kept"),
     ),
 ]
 
 
-def draw(rows: list[dict[str, Any]], scale: str) -> Figure:
-    """Top-1 and ECE on clean and shifted images, and OOD detection, by pruning; one probe beside the other."""
+# -------------------------------------------------------------------------------------------------------------- figure
+
+
+def draw(rows: Rows, scale: str) -> Figure:
+    """Top-1 and ECE on clean and shifted images, and OOD detection, by pruning and probe."""
     names = {(m, p): f"{METHODS[m]}, {p if p == UNPRUNED else f'by {p}'}" for m in METHODS for p in _prunings(rows)}
     labels = [name for pair, name in names.items() if any((row["method"], row["pruned"]) == pair for row in rows)]
 
@@ -92,5 +187,5 @@ def draw(rows: list[dict[str, Any]], scale: str) -> Figure:
         return figure
 
 
-def _prunings(rows: list[dict[str, Any]]) -> list[str]:
+def _prunings(rows: Rows) -> list[str]:
     return list(dict.fromkeys(row["pruned"] for row in rows))

@@ -1,37 +1,50 @@
 """Each prior's encoder on other tasks: a probe on sources that it never saw, at the means and over draws.
 
-The first open question of the reader's summary: what the prior means for uncertainty on downstream tasks.
+The first open question in the reader's summary: what the prior means for uncertainty on downstream tasks.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from statistics import mean
-from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from byov._core.callbacks import Say
 from byov._core.errors import BadInput
 from byov.config import Config
+from byov.evaluation.labelled import subject_of
+from byov.evaluation.named_metrics import errors_of, strict
 from byov.evaluation.ood import plain_name
+from byov.inference.load import Run
+from byov.metrics import auroc, max_softmax
+from byov.metrics.resampling import paired_top1
 from byov.report.plots.seed_plots import STYLE, dots
-from byov.studies.framework.claims import Claim, Effect
-from byov.studies.framework.compare import Arms
+from byov.studies.framework.claims import Claim, Effect, Row, Rows, select
+from byov.studies.framework.compare import (
+    PRIORS,
+    Arms,
+    Predictions,
+    cached_predictions,
+    check_same_images,
+    configs_of,
+    measures_of,
+    predict,
+)
 from byov.studies.framework.lab import Lab
-from byov.studies.measurements.predictions import Outcomes
-from byov.studies.measurements.transfer import downstream, downstream_settings, sources_there, task_measures
-from byov.studies.paper.fig2 import PRIORS
+from byov.training.loop import subset
 
 TITLE = "each prior on downstream tasks: accuracy, calibration and error detection of a probe"
 REFERENCE, BYOL = PRIORS["standard"], "BYOL"
 TASKS = ("mnist", "fashion_mnist", "cifar10", "digits")
-FEWEST = 2  # tasks: an average over one would be about that one
-MEASURES = {"top1": "top-1 (%)", "ece": "ECE (points)", "errors": "AUROC of finding errors (%)"}
+FEWEST = 2  # tasks: an average needs more than one
+TRAIN, TEST = 2000, 1000  # images at most: fixed random ones, the same for every run
+MEASURES = {"top1": "top-1 (%)", "ece": "ECE (points)", "errors": "AUROC of error detection (%)"}
 PLACES = {"means": "at the means", "draws": "over draws"}
-Rows = list[dict[str, Any]]
 
 
 def arms(lab: Lab) -> Arms:
@@ -41,8 +54,8 @@ def arms(lab: Lab) -> Arms:
 
 
 def runs(lab: Lab) -> list[Config]:
-    _tasks(lab)  # there must be some: known before anything is trained
-    return [make(seed) for seed in range(lab.seeds) for make in arms(lab).values()]
+    _tasks(lab)  # fails before anything is trained
+    return configs_of(lab, arms(lab))
 
 
 def results(lab: Lab) -> Rows:
@@ -52,8 +65,8 @@ def results(lab: Lab) -> Rows:
     return [row | known for task in tasks for seed in range(lab.seeds) for row in _rows(lab, task, seed)]
 
 
-def _rows(lab: Lab, task: str, seed: int) -> Iterator[dict[str, Any]]:
-    found = {arm: _outcomes(lab, make(seed), task) for arm, make in arms(lab).items()}
+def _rows(lab: Lab, task: str, seed: int) -> Iterator[Row]:
+    found = {arm: _predictions(lab, make(seed), task) for arm, make in arms(lab).items()}
     for arm, mine in found.items():
         for at in (place for place in PLACES if place in mine.probabilities):
             measures = task_measures(mine, found[REFERENCE], at)
@@ -61,28 +74,54 @@ def _rows(lab: Lab, task: str, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def _tasks(lab: Lab) -> list[str]:
-    """All of TASKS that are here and not the run's own source."""
+    """All available TASKS that are not the run's own source."""
     wanted = [name for name in TASKS if name != lab.scale.data]
-    there = sources_there(wanted, lab.say)
-    if len(there) < FEWEST:
-        missing = ", ".join(f"`byov data get {name}`" for name in wanted if name not in there)
-        raise BadInput(f"priors-tasks needs at least {FEWEST} tasks, here is {len(there)}: fetch more with {missing}.")
-    return there
+    here = lab.available(wanted)
+    if len(here) < FEWEST:
+        missing = ", ".join(f"`byov data get {name}`" for name in wanted if name not in here)
+        raise BadInput(f"priors-tasks needs at least {FEWEST} tasks and finds {len(here)}: fetch more with {missing}.")
+    return here
 
 
-def _outcomes(lab: Lab, config: Config, task: str) -> Outcomes:
+# --------------------------------------------------------------------------------------------------------- measurement
+
+
+def _predictions(lab: Lab, config: Config, task: str) -> Predictions:
     draws = lab.scale.draws
-    settings = downstream_settings(draws) | {"task": task}
-    what = f"downstream-{plain_name(task)}"
-    return lab.kept_outcomes(what, config, lambda run: downstream(run, task, draws, lab.say), settings)
+    settings = {"draws": draws, "train": TRAIN, "test": TEST, "task": task}
+    make = partial(transferred, source=task, draws=draws, say=lab.say)
+    return cached_predictions(lab, f"downstream-{plain_name(task)}", config, make, settings)
+
+
+def transferred(run: Run, source: str, draws: int, say: Say) -> Predictions:
+    """Fit a probe to some images of another source and predict its test images, at the means and over draws."""
+    whole = subject_of(run, say=say, source=source)
+    data = replace(whole.data, train=subset(whole.data.train, TRAIN), test=subset(whole.data.test, TEST))
+    return predict(replace(whole, data=data), draws)
+
+
+def task_measures(mine: Predictions, other: Predictions, at: str) -> Row:
+    """Measure a run; `errors` is the AUROC of detecting its errors by the top probability.
+
+    `top1.difference` is to the other run at the same place, or at its means; `top1.error` is its error over images.
+    """
+    check_same_images(mine, other)
+    p, labels = mine.probabilities[at], mine.labels
+    q = other.probabilities.get(at, other.probabilities["means"])
+    difference, error = paired_top1(p, q, labels)
+    found: Row = measures_of(p, labels) | {"errors": auroc(max_softmax(p), errors_of(p, labels))}
+    return strict(found | {"top1.difference": difference, "top1.error": error})
+
+
+# -------------------------------------------------------------------------------------------------------------- claims
 
 
 def task_effects(rows: Rows, arm: str, sign: int = +1) -> list[Effect]:
     """Points of top-1 between a prior and the standard one, averaged over tasks, whose images are independent."""
-    mine = [row for row in rows if (row["arm"], row["at"]) == (arm, "means")]
+    mine = select(rows, arm=arm, at="means")
     found = []
     for seed in sorted({row["seed"] for row in mine}):
-        here = [row for row in mine if row["seed"] == seed]
+        here = select(mine, seed=seed)
         error = math.sqrt(sum(row["top1.error"] ** 2 for row in here)) / len(here)
         found.append(Effect(seed, 100 * sign * mean(row["top1.difference"] for row in here), 100 * error))
     return found
@@ -109,8 +148,11 @@ CLAIMS = [
 ]
 
 
+# -------------------------------------------------------------------------------------------------------------- figure
+
+
 def draw(rows: Rows, scale: str) -> Figure:
-    """A row of panels a measure, a panel a task: priors beside BYOL, at the means and over draws."""
+    """One row of panels per measure, one panel per task: priors and BYOL, at the means and over draws."""
     labels = list(dict.fromkeys(row["arm"] for row in rows))
     columns = list(dict.fromkeys(row["task"] for row in rows))
     with mpl.rc_context(STYLE):
@@ -130,5 +172,5 @@ def draw(rows: Rows, scale: str) -> Figure:
 
 
 def _values(rows: Rows, task: str, at: str, measure: str, labels: list[str]) -> dict[str, list[float]]:
-    here = [row for row in rows if (row["task"], row["at"]) == (task, at) and row[measure] is not None]
-    return {label: [100 * row[measure] for row in here if row["arm"] == label] for label in labels}
+    here = [row for row in select(rows, task=task, at=at) if row[measure] is not None]
+    return {label: [100 * row[measure] for row in select(here, arm=label)] for label in labels}

@@ -1,1 +1,1 @@
-"""What studies share: runs, workers, comparisons, claims and the ledger."""
+"""Shared by all studies: training and caching (lab), arms (compare), claims, their checklist, and the ledger."""

@@ -1,4 +1,4 @@
-"""What the paper claims, section by section: the ledger's checklist, and the claims that no study here can judge."""
+"""The paper's claims by section: the checklist for the ledger, and the claims that no study here can judge."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ SECTIONS = {
     "Poster": "The poster",
 }
 BEYOND = "Beyond the paper"
-"""Where claims of others stand: of the BYOL talk, of the paper's readers."""
+"""The section for claims of others: of the BYOL talk, and of the reader's summary of the paper."""
 
-_NUMBERED = re.compile(r"(?!and |section )\b[a-z]+\.? \d\w*", re.IGNORECASE)  # "Figure 5", "check 3": no sections
+_NUMBERED = re.compile(r"(?!and |section )\b[a-z]+\.? \d\w*", re.IGNORECASE)  # "Figure 5", "check 3": not sections
 _SECTION = re.compile(r"[Aa]bstract|[Pp]oster|(?<![\w.])(?:[1-5](?:\.\d)?|[B-G])(?![\w.])")
 
 
 @dataclass(frozen=True)
 class NotJudged:
-    """A claim that has no rule of its own, and why."""
+    """A claim without a rule, and the reason."""
 
     where: str
     says: str
@@ -42,17 +42,17 @@ class NotJudged:
 
 
 def sections(where: str) -> list[str]:
-    """The sections that a place names: "Abstract; 4.1, Figure 2" -> Abstract, 4.1."""
+    """Return the sections that a place names: "Abstract; 4.1, Figure 2" -> Abstract, 4.1."""
     found = (match[0] for match in _SECTION.finditer(_NUMBERED.sub("", where)))
     return [name.capitalize() for name in found]
 
 
 def missing(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """What of REQUIRED no row (where, says) answers: its section, and all words of the key in what it says."""
-    said = [(set(sections(where)), says.casefold()) for where, says in rows]
+    """Return the entries of REQUIRED without a row (where, says) of that section that says all words of the key."""
+    known = [(set(sections(where)), says.casefold()) for where, says in rows]
 
     def answered(section: str, key: str) -> bool:
-        return any(section in named and all(word in says for word in key.split()) for named, says in said)
+        return any(section in named and all(word in says for word in key.split()) for named, says in known)
 
     return [(section, key) for section, key in REQUIRED if not answered(section, key)]
 
@@ -143,14 +143,14 @@ REQUIRED: list[tuple[str, str]] = [
     ("G", "doubles"),
     ("Poster", "everywhere except"),
 ]
-"""(section, words of the row's sentence, in small letters): one for each claim of the paper."""
+"""(section, lower-case words of the row's sentence): one for each claim of the paper."""
 
 NOT_JUDGED = [
     NotJudged(
         "Abstract",
         "This is preliminary evidence that the posterior is useful for label-free uncertainty estimation",
-        "A conclusion, not a measurement: its grounds are judged in 4.3. What label-free scores are worth here, image "
-        "by image, is told by `byov study score`.",
+        "A conclusion, not a measurement: the evidence for it is judged in 4.3. `byov study score` reports how good "
+        "label-free scores are here, image by image.",
     ),
     NotJudged(
         "Abstract",
@@ -161,8 +161,8 @@ NOT_JUDGED = [
         "1",
         "Bayes by Backprop can learn parameter posteriors in self-supervised learning, despite large models and "
         "the absence of a likelihood",
-        "That it can is what this library shows by running, for small models; whether the posteriors are worth "
-        "anything is what the other rows ask.",
+        "This library shows by running that it can, for small models; the other rows ask whether the posteriors are "
+        "useful.",
     ),
     NotJudged(
         "1",
@@ -183,17 +183,18 @@ NOT_JUDGED = [
     NotJudged(
         "2.1",
         "In practice a beta below 1, a cold posterior, improves predictive performance",
-        "Of cited work on supervised networks. How accuracy hangs on the temperature here: `byov study working-point`.",
+        "From cited work on supervised networks. How accuracy depends on the temperature here: "
+        "`byov study working-point`.",
     ),
     NotJudged(
         "2.2",
         "The predictor is necessary to prevent collapse",
-        "Of cited work (Grill et al. 2020); no study here trains without a predictor.",
+        "From cited work (Grill et al. 2020); no study here trains without a predictor.",
     ),
     NotJudged(
         "3",
         "Cosine similarity is no likelihood, so that what is estimated is a generalised posterior",
-        "A definition; the sign of equation (2) is a slip (its KL is to be added where the loss is minimised).",
+        "A definition. The sign in equation (2) is a typo: its KL must be added where the loss is minimised.",
     ),
     NotJudged(
         "4.1",
@@ -214,23 +215,22 @@ NOT_JUDGED = [
     NotJudged(
         "4.1",
         "N(μ_T, Σ_T) is unstable because the prior varies during training",
-        'The authors say "likely"; that it is unstable is judged above.',
+        'The authors say "likely"; the instability itself is judged above.',
     ),
     NotJudged(
         "4.2",
         "That SNR is more similar than sigma supports the idea that performance is relatively invariant to rescaling",
-        "An interpretation of rows that are judged above.",
+        "An interpretation of claims that are judged above.",
     ),
     NotJudged(
         "4.3",
         "Of supervised networks, Bayes by Backprop improves calibration and reliability",
-        "Of cited work (Ovadia et al. 2019); no study here compares supervised networks.",
+        "From cited work (Ovadia et al. 2019); no study here compares supervised networks.",
     ),
     NotJudged(
         "4.4",
-        "A high posterior variance says that the network lacks confidence in a weight's value",
-        "An interpretation; what a weight's own sigma adds to its magnitude is judged by "
-        "`byov study pruning-ablation`.",
+        "A high posterior variance means that the network lacks confidence in a weight's value",
+        "An interpretation; `byov study pruning-ablation` judges what a weight's own sigma adds to its magnitude.",
     ),
     NotJudged("4.4", "Pruning by SNR gives better performance with a sparser model", "Judged in 1.1, with its number."),
     NotJudged("5", "SNR is a good metric for pruning", "Judged in 4.4."),
@@ -242,43 +242,43 @@ NOT_JUDGED = [
     NotJudged(
         "B",
         "Bayes by Backprop has better ECE and Brier than expectation propagation, dropout and last-layer variants",
-        "Of cited work (Ovadia et al. 2019), on supervised networks.",
+        "From cited work (Ovadia et al. 2019), on supervised networks.",
     ),
     NotJudged(
         "B",
-        "One draw a minibatch gives an unbiased estimate of the gradient, if one of high variance",
+        "One draw per minibatch gives an unbiased estimate of the gradient, if one of high variance",
         "Mathematics.",
     ),
     NotJudged(
         "C",
         "Bayes by Backprop does not work out of the box with BYOL",
-        "Not precise enough to be judged whole; the changes that it needed are judged one by one.",
+        "Not precise enough to judge as a whole; the changes it needed are judged one by one.",
     ),
     NotJudged(
         "C",
         "Log-variances are initialised with -10, means with trunc_normal(std=0.02)",
-        "A setting, and ours; nothing is claimed of others.",
+        "A setting, which is also ours; nothing is claimed about alternatives.",
     ),
     NotJudged(
         "D, Figure 5",
         "The standard deviation of the expectation falls as draws are added, under all shifts",
-        "Arithmetic of the bootstrap: of K out of 50 fixed draws, with replacement, it falls as 1 / sqrt(K) whatever "
-        "the model. How much is left at 50 is judged above.",
+        "Arithmetic of the bootstrap: for K of 50 fixed draws, with replacement, it falls as 1 / sqrt(K) for any "
+        "model. How much remains at 50 is judged above.",
     ),
     NotJudged(
         "D, Figure 5",
         "That the std converges and the expectation is stable is consistent across models",
-        "One model is followed here, the standard BYOV, over seeds.",
+        "Only one model is measured here, the standard BYOV, over seeds.",
     ),
     NotJudged("D", "Other work takes thirty draws and does not say why", "About cited work."),
     NotJudged("G", "A Gaussian posterior doubles the number of parameters", "True by construction."),
     NotJudged(
         "G",
         "Most of an accelerator's memory is activations and their gradients, so that memory hardly grows",
-        "Of cited work, and hangs on network and batch. At our scale the peak of a training process is mostly Python "
-        "and torch, so that the claim could not fail: `byov study appendix-bc` tells it without a verdict, and in "
-        "`benchmarks/results.md` see the peak memory of training BYOV, there above the imports too. Not measured at "
-        "the scale of ImageNet.",
+        "From cited work, and depends on network and batch. At our scale the peak memory of a training process is "
+        "mostly Python and torch, so the claim could not fail. `byov study appendix-bc` reports it without a verdict; "
+        "`benchmarks/results.md` has the peak memory of training BYOV, also beyond the imports. Not measured at the "
+        "scale of ImageNet.",
     ),
     NotJudged(
         "Poster",

@@ -1,24 +1,34 @@
-"""Where studies find their runs: trained once, named by a hash of their config, shared by all studies of a scale.
+"""Make a study: train the runs it names, measure them, write rows as JSON and CSV, and the figure.
 
-What is there is not made again, and what was stopped goes on: a study can be ended at any time and repeated.
+Runs are trained once, named by a hash of their config, and shared by all studies of a scale. What exists is not made
+again, and interrupted training resumes: a study can be stopped at any time and repeated.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
+import pkgutil
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
+from matplotlib.figure import Figure
 
+import byov.studies.beyond
+import byov.studies.paper
+from byov._core.callbacks import Say
 from byov._core.errors import BadInput, TrainingFailed
-from byov._core.files import write_json, write_text
+from byov._core.files import write_atomically, write_json, write_text
 from byov.config import BAYESIAN, NOT_IDENTITY, Config, flatten, merge, read_recipe, to_dict, to_yaml
 from byov.data import fetch
 from byov.data.sources import open_source
@@ -26,16 +36,14 @@ from byov.evaluation.named_metrics import strict
 from byov.evaluation.ood import plain_name
 from byov.inference.load import Run, load
 from byov.runs.folder import RunFolder
-from byov.studies.framework.workers import Order, share, side_by_side
-from byov.studies.measurements.predictions import Outcomes, outcomes, read_outcomes, write_outcomes
+from byov.studies.framework.claims import Row, Rows
+from byov.studies.framework.workers import Task, cores_each, run_in_parallel
 from byov.training.resolve import cores
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a study is made."""
+    """The size at which a study is made."""
 
     recipe: str
     data: str
@@ -56,37 +64,43 @@ SCALES = {
     "mini": Scale("small-images", "cifar10", 10_000, 3, 20, "hours on 2 cores", epochs=10),
     "paper": Scale("imagenet-vit-b16-byov", "folder:imagenet", None, 3, 50, "weeks on a cluster"),
 }
+OOD_SOURCES = {  # out of distribution for what is trained on; all work offline once fetched
+    "digits": ("fashion_mnist", "cifar10"),
+    "cifar10": ("fashion_mnist", "mnist", "digits"),
+    "fashion_mnist": ("mnist", "digits", "cifar10"),
+}
 
-
-# Settings that came after the first studies: at their defaults they are no part of a name, so that runs keep theirs.
-YOUNGER = {k: v for k, v in flatten(to_dict(Config())).items() if k == "posterior.scale" or k.startswith("objective.")}
+# Settings added after the first studies: at their defaults they do not enter the hash, so older runs keep their names.
+ADDED_LATER = {
+    k: v for k, v in flatten(to_dict(Config())).items() if k == "posterior.scale" or k.startswith("objective.")
+}
 
 
 def decisive(config: Config) -> dict[str, Any]:
-    """All settings that decide what a run learns, by dotted key: without random weights, none of the posterior."""
+    """Return the settings that decide what a run learns, by dotted key (deterministic runs: none of the posterior)."""
     flat = {k: v for k, v in flatten(to_dict(config)).items() if k.split(".")[0] not in NOT_IDENTITY}
     if config.method not in BAYESIAN:
         flat = {k: v for k, v in flat.items() if not k.startswith(("posterior.", "optim.log_variance_lr"))}
-    return {k: v for k, v in flat.items() if k not in YOUNGER or v != YOUNGER[k]}
+    return {k: v for k, v in flat.items() if k not in ADDED_LATER or v != ADDED_LATER[k]}
 
 
 def identity(config: Config) -> str:
-    """A hash of all that decides what a run learns."""
+    """Hash all settings that decide what a run learns."""
     return hashlib.sha256(json.dumps(decisive(config), sort_keys=True).encode()).hexdigest()[:12]
 
 
 class Lab:
-    """The runs of one scale, below a folder.
+    """The runs of one scale, in a folder.
 
     Args:
-        folder: of all studies; runs are in `folder/runs/HASH`.
-        scale: a name of SCALES.
-        seeds: unset: the scale's.
-        data: another source than the scale's, of images of the same side or for the same recipe.
-        jobs: runs trained at the same time, each on its share of the cores; unset: one a core, up to 4 (2 cores and
-            the recipe of small images: 380 images/s with two of one thread each, 241 with one of two); on a GPU one.
-        launch: how a run is started, before `train ...`; unset: this Python, `-m byov`.
-        say: told what is being done.
+        folder: Holds all studies; runs are in `folder/runs/HASH`.
+        scale: A name of SCALES.
+        seeds: Unset: the scale's.
+        data: Another source than the scale's, with images of the same side or for the same recipe.
+        jobs: Runs trained at the same time, each on its share of the cores. Unset: one per core, up to 4; one on a GPU.
+            (2 cores, recipe of small images: 380 images/s with two runs of one thread, 241 with one run of two.)
+        launch: The command that starts a run, before `train ...`; unset: this Python, `-m byov`.
+        say: Receives progress messages.
     """
 
     def __init__(
@@ -115,23 +129,23 @@ class Lab:
         self.seeds = seeds or self.scale.seeds
 
     def command(self, study: str) -> list[str]:
-        """The command that makes one study in such a lab."""
+        """Return the command that makes one study with the same settings."""
         scale, data = self._given
         options = ["--scale", scale, "--seeds", str(self.seeds), "--jobs", str(self.jobs), "--out", str(self.folder)]
         options += [] if data is None else ["--data", data]
         options += ["--launch", shlex.join(self.launch)]
         return [sys.executable, "-m", "byov", "study", study, *options]
 
-    # --------------------------------------------------------------------------------------------------------- configs
+    # --------------------------------------------------------------------------------------------- configs and sources
 
     def config(self, method: str, seed: int = 0, changes: dict[str, Any] | None = None) -> Config:
-        """The scale's recipe for a method, with changes by dotted key."""
+        """Return the scale's recipe for a method, with changes by dotted key."""
         config = replace(
             read_recipe(self.scale.recipe, method), data=self.scale.data, images=self.scale.images, seed=seed
         )
         tree: dict[str, Any] = {}
-        longer = {} if self.scale.epochs is None else {"optim.epochs": self.scale.epochs}
-        for key, value in (longer | (changes or {})).items():
+        epochs = {} if self.scale.epochs is None else {"optim.epochs": self.scale.epochs}
+        for key, value in (epochs | (changes or {})).items():
             *sections, last = key.split(".")
             branch = tree
             for section in sections:
@@ -140,14 +154,28 @@ class Lab:
         return merge(config, tree, "the study")
 
     def configs(self, *methods: str) -> list[Config]:
-        """The scale's recipe for each method, of every seed."""
+        """Return the scale's recipe for each method, for every seed."""
         return [self.config(method, seed) for seed in range(self.seeds) for method in methods]
+
+    def available(self, sources: Iterable[str]) -> list[str]:
+        """Return the sources that work without a network; the others are skipped with a message."""
+        here = []
+        for name in sources:
+            if name in fetch.PUBLISHED and not fetch.is_there(name):
+                self.say(f"{name} is skipped: it is not on this machine; `byov data get {name}` fetches it.")
+            else:
+                here.append(name)
+        return here
+
+    def ood_sources(self) -> list[str]:
+        """Return the available sources that are out of distribution for this scale's data."""
+        return self.available(OOD_SOURCES.get(self.scale.data, ()))
 
     def path(self, config: Config) -> Path:
         return self.folder / "runs" / identity(config)
 
     def place(self, study: str) -> Path:
-        """Where a study's results go."""
+        """Return the folder of a study's results."""
         return self.folder / study / self.name
 
     # -------------------------------------------------------------------------------------------------------- training
@@ -156,35 +184,34 @@ class Lab:
         return RunFolder(self.path(config)).summary.is_file()
 
     def train(self, configs: Iterable[Config]) -> None:
-        """Trains what is missing, `jobs` at a time."""
+        """Train what is missing, `jobs` at a time."""
         missing = [config for config in {identity(c): c for c in configs}.values() if not self.is_trained(config)]
         if not missing:
             return
-        self.say(f"{len(missing)} runs to train, {self.jobs} at a time; they are kept in {self.folder / 'runs'}")
+        self.say(f"{len(missing)} runs to train, {self.jobs} at a time; they are saved in {self.folder / 'runs'}")
         begun = time.monotonic()
-        orders = [self._order(config) for config in missing]
         failed = []
-        for done, (_, child) in enumerate(side_by_side(orders, self.jobs), 1):
-            if child.code:
-                failed.append(f"a run of the study failed ({child.last_words}); {child.log} tells more.")
+        tasks = [self._training(config) for config in missing]
+        for done, (_, worker) in enumerate(run_in_parallel(tasks, self.jobs), 1):
+            if worker.code:
+                failed.append(f"a run of the study failed ({worker.last_line}); see {worker.log}.")
                 self.say(f"  {failed[-1]}")
             left = (time.monotonic() - begun) / done * (len(missing) - done) / 60
-            trained = f"{done - len(failed)} of {len(missing)} runs are trained"
-            self.say(f"  {trained}; about {left:.0f} minutes for the others")
-        if failed:  # the others are there now
+            self.say(f"  {done - len(failed)} of {len(missing)} runs are trained; about {left:.0f} minutes remain")
+        if failed:  # after the others have finished
             raise TrainingFailed(failed[0])
 
-    def _order(self, config: Config) -> Order:
-        """One `byov train`, from its start or from where it was stopped."""
+    def _training(self, config: Config) -> Task:
+        """One `byov train`, from its start or resumed."""
         out = self.path(config)
         recipe = out.with_suffix(".yaml")
         write_text(recipe, to_yaml(replace(config, threads=None)))
         what = ["--resume"] if RunFolder(out).config.is_file() else [str(recipe)]
-        command = [*self.launch, "train", *what, "--out", str(out), "--threads", str(share(self.jobs))]
-        return Order(command, out.with_suffix(".log"))
+        command = [*self.launch, "train", *what, "--out", str(out), "--threads", str(cores_each(self.jobs))]
+        return Task(command, out.with_suffix(".log"))
 
     def run(self, config: Config) -> Run:
-        """A finished run, opened."""
+        """Load a run, trained if need be."""
         if not self.is_trained(config):
             self.train([config])
         return load(self.path(config))
@@ -194,31 +221,122 @@ class Lab:
     def measured(
         self, what: str, config: Config, measure: Callable[[Run], dict[str, Any]], settings: dict[str, Any]
     ) -> dict[str, Any]:
-        """What `measure` finds for a run (None where it is not finite), kept in its folder as `what` with its settings.
+        """Return what `measure` finds for a run (None where not finite), cached in its folder as `results/WHAT.json`.
 
-        `settings`: all that decides the numbers beside the run; under others they are measured anew.
+        `settings` hold everything but the run that decides the numbers; with other settings they are measured again.
         """
         path = RunFolder(self.path(config)).results / f"{what}.json"
         if path.is_file():
-            kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            if kept["settings"] == json.loads(json.dumps(settings)):
-                return kept
+            cached: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if cached["settings"] == json.loads(json.dumps(settings)):
+                return cached
         found = strict({**measure(self.run(config)), "settings": settings})
         write_json(path, found)
         return found
 
-    def outcomes(self, config: Config) -> Outcomes:
-        """What a run says of every test image over the scale's draws."""
-        draws = self.scale.draws
-        return self.kept_outcomes("outcomes", config, lambda run: outcomes(run, draws), {"draws": draws})
+    def measured_rows(
+        self,
+        what: str,
+        config: Config,
+        measure: Callable[..., Iterable[Row]],
+        settings: dict[str, Any],
+        baseline: Config | None = None,
+    ) -> Rows:
+        """Do the same for rows, each with the run's seed; `measure` also takes the baseline's run, if one is given."""
+        known = settings if baseline is None else settings | {"baseline": identity(baseline)}
 
-    def kept_outcomes(
-        self, what: str, config: Config, make: Callable[[Run], Outcomes], settings: dict[str, Any]
-    ) -> Outcomes:
-        """As `measured`, for what a run says of each of some images."""
-        path = RunFolder(self.path(config)).results / f"{what}.safetensors"
-        found = read_outcomes(path, settings)
-        if found is None:
-            found = make(self.run(config))
-            write_outcomes(path, found, settings)
-        return found
+        def rows(run: Run) -> dict[str, Any]:
+            return {"rows": list(measure(run) if baseline is None else measure(run, self.run(baseline)))}
+
+        return [{"seed": config.seed, **row} for row in self.measured(what, config, rows, known)["rows"]]
+
+
+# ------------------------------------------------------------------------------------------------------ making a study
+
+PACKAGES = (byov.studies.paper, byov.studies.beyond)  # every module of theirs is a study
+
+
+class Study(Protocol):
+    """What a module must have to be a study."""
+
+    TITLE: str
+
+    def runs(self, lab: Lab) -> list[Config]: ...
+    def results(self, lab: Lab) -> Rows: ...
+    def draw(self, rows: Rows, scale: str) -> Figure: ...
+
+
+def names() -> list[str]:
+    """List all studies, by their files' names."""
+    return sorted(_modules())
+
+
+def find(name: str) -> Study:
+    if name not in names():
+        raise BadInput(f"there is no study {name!r}: use one of {', '.join(names())}, or all.")
+    return cast(Study, import_module(_modules()[name]))
+
+
+def _modules() -> dict[str, str]:
+    """The module of every study, by the study's name."""
+    return {
+        module.name.replace("_", "-"): f"{package.__name__}.{module.name}"
+        for package in PACKAGES
+        for module in pkgutil.iter_modules(package.__path__)
+    }
+
+
+def make_all(lab: Lab) -> Iterator[tuple[str, str | None]]:
+    """Make all studies, as many at a time as runs are trained; yield each one's name, and why it failed if it did.
+
+    The runs of all studies are trained first, together, so that no core waits for the last run of a study. Studies that
+    will train more (`TRAINS_MORE`) start first, since they take longest.
+    """
+    configs: list[Config] = []
+    order: list[str] = []
+    for name in sorted(names(), key=lambda name: not getattr(find(name), "TRAINS_MORE", False)):
+        try:
+            configs += find(name).runs(lab)
+            order.append(name)
+        except BadInput as error:
+            yield name, str(error)
+    with suppress(TrainingFailed):  # reported already; only the studies that need the run try it again and fail
+        lab.train(configs)
+    lab.say(f"{len(order)} studies to make, {lab.jobs} at a time; {lab.place('STUDY')}/log has their output")
+    tasks = [Task(lab.command(name), lab.place(name) / "log") for name in order]
+    for index, worker in run_in_parallel(tasks, lab.jobs):
+        yield order[index], worker.last_line if worker.code else None
+
+
+def make(name: str, lab: Lab) -> Path:
+    """Make one study and return its folder. Existing results are overwritten: they follow from runs, which are not."""
+    study = find(name)
+    lab.say(f"{name}: {study.TITLE} ({lab.name}: {lab.scale.time})")
+    lab.train(study.runs(lab))
+    rows = study.results(lab)
+    folder = lab.place(name)
+    settings = {
+        "study": name,
+        "scale": lab.name,
+        "seeds": lab.seeds,
+        "data": lab.scale.data,
+        "images": lab.scale.images,
+    }
+    write_json(folder / f"{name}.json", {"settings": settings, "rows": rows})
+    write_text(folder / f"{name}.csv", _csv(rows))
+    if table := getattr(study, "table", None):
+        write_text(folder / f"{name}.md", table(rows))
+    figure = study.draw(rows, lab.name)
+    for suffix in ("png", "svg"):
+        path = folder / f"{name}.{suffix}"
+        write_atomically(path, lambda temporary, suffix=suffix: figure.savefig(temporary, format=suffix, dpi=200))  # type: ignore[misc]
+    return folder
+
+
+def _csv(rows: Rows) -> str:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,4 +1,4 @@
-"""Every claim of the paper, judged by the studies that have been made, at every scale: `byov ledger`.
+"""Judge every claim of the paper by the studies that were made, at every scale, and write the page: `byov ledger`.
 
 A study's CLAIMS are judged by the rows it wrote (`FOLDER/STUDY/SCALE/STUDY.json`); nothing is trained or measured here.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,11 @@ from byov import __version__
 from byov._core.errors import BadInput
 from byov._core.files import write_atomically, write_json, write_text
 from byov.evaluation.ood import plain_name
-from byov.studies.framework import ledger_page
-from byov.studies.framework.checklist import NOT_JUDGED
-from byov.studies.framework.claims import Claim, Effect, Verdict, judge
-from byov.studies.framework.make import find, names
+from byov.studies.framework.checklist import BEYOND, NOT_JUDGED, SECTIONS, NotJudged, sections
+from byov.studies.framework.claims import WORDS, Claim, Effect, Rows, Verdict, judge
+from byov.studies.framework.lab import find, names
+
+NOT_RUN = "not run"
 
 
 @dataclass(frozen=True)
@@ -29,12 +32,12 @@ class Made:
     study: str
     scale: str
     settings: dict[str, Any]
-    rows: list[dict[str, Any]]
+    rows: Rows
     figure: Path | None
 
     @property
     def command(self) -> str:
-        """What makes it again."""
+        """The command that makes it again."""
         data = self.settings["data"]
         scale = self.scale.removesuffix(f"-{plain_name(data)}")
         other = "" if scale == self.scale else f" --data {shlex.quote(data)}"
@@ -52,7 +55,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of the ledger: a claim, and what each scale says of it."""
+    """A claim, and the verdict of each scale."""
 
     study: str
     claim: Claim
@@ -60,7 +63,7 @@ class Entry:
 
 
 def made_studies(folder: Path) -> list[Made]:
-    """All that is below a folder of studies, the scales in the order of their names."""
+    """Read all studies in a folder, the scales in the order of their names."""
     return [
         _read(path, name)
         for name in names()
@@ -70,16 +73,16 @@ def made_studies(folder: Path) -> list[Made]:
 
 def _read(path: Path, name: str) -> Made:
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        settings, rows = kept["settings"], kept["rows"]
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        settings, rows = saved["settings"], saved["rows"]
     except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{path} is not what `byov study` writes ({error}): make it anew.") from error
+        raise BadInput(f"{path} is not a file of `byov study` ({error}): make it again.") from error
     figure = path.with_suffix(".png")
     return Made(name, path.parent.name, settings, rows, figure if figure.is_file() else None)
 
 
 def entries(made: list[Made]) -> list[Entry]:
-    """All claims of all studies, in the studies' order."""
+    """Judge all claims of all studies, in the studies' order."""
     return [
         Entry(name, claim, [_judged(claim, each) for each in made if each.study == name])
         for name in names()
@@ -91,37 +94,40 @@ def _judged(claim: Claim, made: Made) -> Judged:
     try:
         effects = claim.effects(made.rows)
         return Judged(made, effects, judge(effects, claim.size, claim.equal))
-    except (KeyError, ValueError, TypeError, ZeroDivisionError) as error:  # the study has changed since, say
+    except (KeyError, ValueError, TypeError, ZeroDivisionError) as error:  # the study has changed since, for example
         raise BadInput(
             f"the rows of {made.study} at {made.scale} do not fit the claim “{claim.says}” "
-            f"({type(error).__name__}: {error}): make them anew with `{made.command}`."
+            f"({type(error).__name__}: {error}): make them again with `{made.command}`."
         ) from error
 
 
 def write(studies: Path, out: Path) -> list[Entry]:
-    """Writes the page, beside it a JSON with all numbers, and the studies' figures in `figures`."""
+    """Write the page, a JSON with all numbers next to it, and the studies' figures in `figures`."""
     made = made_studies(studies)
     found = entries(made)
     places = [(each, _copied(each, out)) for each in made]
     figures = [(each, place) for each, place in places if (out.parent / place).is_file()]
     numbers = out.with_suffix(".json")
     write_json(numbers, as_json(found))
-    write_text(out, ledger_page.page(found, NOT_JUDGED, figures, numbers.name))
+    write_text(out, page(found, NOT_JUDGED, figures, numbers.name))
     return found
 
 
 def _copied(made: Made, out: Path) -> str:
-    """The figure's place, as the page names it; it is there already where only the rows were kept."""
+    """The figure's path relative to the page; where only rows were saved, the figure may exist already."""
     name, figure = f"figures/{made.study}-{made.scale}.png", made.figure
     if figure is not None:
         write_atomically(out.parent / name, lambda temporary: shutil.copyfile(figure, temporary))
     return name
 
 
+# ------------------------------------------------------------------------------------------------------------ the JSON
+
+
 def as_json(found: list[Entry]) -> dict[str, Any]:
     return {
         "byov": __version__,
-        "counts": ledger_page.counts(found),
+        "counts": counts(found),
         "claims": [_claim(entry) for entry in found],
         "not_judged": [asdict(each) for each in NOT_JUDGED],
     }
@@ -137,3 +143,130 @@ def _scale(judged: Judged) -> dict[str, Any]:
     effects = [asdict(effect) for effect in judged.effects]
     found = asdict(judged.verdict) | {"half_width": judged.verdict.half_width}
     return {**found, "effects": effects, "settings": judged.made.settings, "command": judged.made.command}
+
+
+def counts(found: Sequence[Entry]) -> dict[str, dict[str, int]]:
+    """Count the verdicts of each kind, by scale."""
+    scales = sorted({judged.made.scale for entry in found for judged in entry.judged})
+    return {scale: _counted(found, scale) for scale in scales}
+
+
+def _counted(found: Sequence[Entry], scale: str) -> dict[str, int]:
+    words = Counter(j.verdict.word for entry in found for j in entry.judged if j.made.scale == scale)
+    return {word: words[word] for word in WORDS} | {NOT_RUN: len(found) - words.total()}
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+
+INTRODUCTION = """\
+# The paper's claims, one by one
+
+Written by `byov ledger`; all numbers, seed by seed, are in [{json}]({json}). Each claim and its rule are in the module
+of its study (`docs/studies.md`). The rules were last changed after a review. By then parts of the results of seed 0 on
+digits had been seen, but nothing of any other seed or data set. The paper's numbers come from ViTs on ImageNet-1k; ours
+come from networks and images that 2 CPU cores can train. What is shown here is shown at this scale; what is not may
+still hold at theirs. A claim that the paper makes in several places is listed at the first of them.
+
+**The rule.** An effect is signed so that positive means "as the paper says". A run is compared with its counterpart of
+the same seed on the same test images: one effect per seed. The estimate is the mean over seeds. Its variance is the
+variance over seeds divided by their number, plus the mean squared standard error over the test images. That error comes
+from a bootstrap with both runs on the same resampled images. All seeds share the images, so more seeds do not reduce
+it. The 95% interval is Student's t with the degrees of freedom of Welch and Satterthwaite: one less than the number of
+seeds where the images add nothing, more where they do.
+
+- **shown**: the interval lies above 0. **opposite**: it lies below.
+- **not shown**: it contains 0, but not the paper's effect: one of that size would have been detected.
+- **cannot tell**: it contains both, or there are fewer than two seeds.
+- A claim that two things are *the same* is marked **=**. Shown: the interval lies within the margin; opposite: wholly
+  outside; else cannot tell.
+
+*Smallest effect* is the half width of the interval: a smaller effect could not have been distinguished from none. Where
+the paper prints no number, the smallest effect that would matter was chosen beforehand (the study's module gives the
+reason). One seed shows what a figure looks like, and how far the choice of test images alone could move a number. It
+cannot show what another seed would give, so it has no verdict. If there is no effect, a directional claim is "shown" by
+chance one time in forty and "opposite" one time in forty; claims that share runs err together.
+"""
+
+
+def page(
+    found: Sequence[Entry], not_judged: Sequence[NotJudged], figures: Sequence[tuple[Made, str]], numbers: str
+) -> str:
+    """Render the page as Markdown; `numbers` is the JSON's name, and figures are named by their relative paths."""
+    parts = [INTRODUCTION.format(json=numbers), _summary(found, not_judged)]
+    for section in (*SECTIONS, None):
+        mine = [entry for entry in found if _section(entry.claim.where) == section]
+        others = [each for each in not_judged if _section(each.where) == section]
+        if mine or others:
+            title = BEYOND if section is None else SECTIONS[section]
+            reasons = [f"- No verdict: {each.says} ({each.where}). {each.reason}" for each in others]
+            parts.append("\n".join([f"## {title}\n", *_table(mine), *reasons]) + "\n")
+    lines = [f"- {made.study}, {made.scale} ({made.settings['data']}): [{path}]({path})" for made, path in figures]
+    return "\n".join([*parts, "## Figures\n", *(lines or ["None yet."]), ""])
+
+
+def _section(where: str) -> str | None:
+    """The first section that is named; None for claims that are not the paper's."""
+    return next((name for name in sections(where) if name in SECTIONS), None)
+
+
+def _summary(found: Sequence[Entry], not_judged: Sequence[NotJudged]) -> str:
+    head = ["scale", *WORDS, NOT_RUN]
+    lines = [[scale, *map(str, words.values())] for scale, words in counts(found).items()]
+    text = f"{len(found)} claims have a rule; {len(not_judged)} more have none, and give the reason.\n"
+    table = _markdown([head, *lines]) if lines else ["No study has been run yet."]
+    return "\n".join(["## Summary\n", text, *table, ""])
+
+
+def _table(found: Sequence[Entry]) -> list[str]:
+    if not found:
+        return []
+    head = ["claim", "paper", "ours [95% interval]", "smallest effect", "verdict", "command"]
+    return [*_markdown([head, *(line for entry in found for line in _lines(entry))]), ""]
+
+
+def _lines(entry: Entry) -> list[list[str]]:
+    """One line per scale; the claim is in the first."""
+    claim = entry.claim
+    first = [f"{claim.says.rstrip('.')} ({claim.where}){' **=**' if claim.equal else ''}", _paper(claim)]
+    if not entry.judged:
+        return [[*first, "", "", NOT_RUN, f"`byov study {entry.study} --seeds 3`"]]
+    return [
+        [
+            *(first if i == 0 else ["", ""]),
+            _ours(judged),
+            "" if judged.verdict.half_width is None else f"{judged.verdict.half_width:.2g}",
+            judged.verdict.word,
+            f"`{judged.made.command}`",
+        ]
+        for i, judged in enumerate(entry.judged)
+    ]
+
+
+def _paper(claim: Claim) -> str:
+    """The number as printed; without one, the size that was chosen beforehand."""
+    return f"{claim.paper}; {'margin' if claim.equal else 'size'} {claim.size:.3g} {claim.unit}"
+
+
+def _ours(judged: Judged) -> str:
+    made, verdict = judged.made, judged.verdict
+    place = f"{made.scale}, {made.settings['data']}"
+    if verdict.estimate is None:
+        return f"nothing measured ({place})"
+    if verdict.low is None or verdict.high is None:
+        return f"{_signed(verdict.estimate)}, ± {1.96 * verdict.image_error:.2g} by the images alone (1 seed, {place})"
+    low, high = _signed(verdict.low), _signed(verdict.high)
+    return f"{_signed(verdict.estimate)} [{low}, {high}] ({verdict.seeds} seeds, {place})"
+
+
+def _signed(value: float) -> str:
+    """Three digits; the rounding error of a sum that is 0 becomes 0."""
+    return f"{round(value, 9):+.3g}"
+
+
+def _markdown(table: Sequence[Sequence[str]]) -> list[str]:
+    head, *lines = [[cell.replace("|", "\\|") for cell in line] for line in table]
+    return [_line(head), "|" + "---|" * len(head), *map(_line, lines)]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,1 +1,1 @@
-"""What only studies measure."""
+"""Measurements that several studies share."""

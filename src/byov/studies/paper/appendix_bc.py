@@ -1,7 +1,8 @@
-"""Appendices B, C and G: each choice that the paper made for BYOV, beside what it decided against.
+"""Appendices B, C and G: each choice that the paper made for BYOV, compared with the alternative.
 
-One thing is changed at a time, all else is the recipe's. The batch times k: learning rates times sqrt(k), tau^k, the
-same epochs. Memory is the peak of the training process (of the GPU, where there is one): it is told, not judged.
+One setting is changed at a time; the others are the recipe's. For a batch k times as large, learning rates are
+multiplied by sqrt(k), tau becomes tau^k, and the epochs stay. Memory is the peak of the training process (of the GPU,
+if there is one): it is reported, not judged.
 """
 
 from __future__ import annotations
@@ -18,25 +19,33 @@ from matplotlib.figure import Figure
 from byov.config import Config
 from byov.report.plots.seed_plots import STYLE, dots
 from byov.runs.folder import RunFolder
-from byov.studies.framework.claims import Claim
-from byov.studies.framework.compare import MEANS, Arms, compare, effects
+from byov.studies.framework.claims import NO_NUMBER, Claim, Rows, select
+from byov.studies.framework.compare import (
+    MEANS,
+    SPIKE,
+    Arms,
+    compare,
+    configs_of,
+    effects,
+    spike_ratios,
+    with_spikes,
+)
 from byov.studies.framework.lab import Lab
-from byov.studies.paper.fig2 import SPIKE, spikier, with_spikes
 from byov.training.resolve import WEIGHT_DECAY
 
-TITLE = "Appendices B, C, G: weight decay, annealing, softplus, Flipout, a draw a view, memory"
+TITLE = "Appendices B, C, G: weight decay, annealing, softplus, Flipout, one draw per view, memory"
 RECIPE, BYOL = "BYOV", "BYOL"
 LARGE, FLIPPED = "batch x 4", "batch x 4, Flipout"
 TIMES = 4  # the larger batch
 COLUMNS = {
-    RECIPE: {"question": "recipe", "choice": "no decay, beta 0 -> 1, exp, one draw a step"},
+    RECIPE: {"question": "recipe", "choice": "no decay, beta 0 -> 1, exp, one draw per step"},
     BYOL: {"question": "memory", "choice": "deterministic"},
     "weight decay": {"question": "weight decay", "choice": "as BYOL's"},
     "constant beta": {"question": "annealing", "choice": "beta 1 -> 1"},
     "softplus": {"question": "scale", "choice": "sigma = softplus(rho)"},
     "Flipout": {"question": "draws", "choice": "Flipout"},
-    "a draw a view": {"question": "draws", "choice": "a draw for each view"},
-    LARGE: {"question": "draws at a large batch", "choice": "one draw a step"},
+    "one draw per view": {"question": "draws", "choice": "one draw for each view"},
+    LARGE: {"question": "draws at a large batch", "choice": "one draw per step"},
     FLIPPED: {"question": "draws at a large batch", "choice": "Flipout"},
 }
 
@@ -44,7 +53,7 @@ COLUMNS = {
 def arms(lab: Lab) -> Arms:
     """The config of each arm, by seed."""
     optim = lab.config("byov").optim
-    rate = optim.log_variance_lr  # where it is not given it hangs on the steps and the scale, by itself
+    rate = optim.log_variance_lr  # where unset, it follows from the steps and the scale
     decay = lab.config("byol").optim.weight_decay
     root = math.sqrt(TIMES)
     large = {
@@ -60,7 +69,7 @@ def arms(lab: Lab) -> Arms:
         # softplus(rho) is exp(rho) for small sigmas, ours exp(rho / 2): half the rate moves sigma as fast
         "softplus": {"posterior.scale": "softplus", "optim.log_variance_lr": rate and rate / 2},
         "Flipout": {"posterior.draw": "flipout"},
-        "a draw a view": {"posterior.draw": "view"},
+        "one draw per view": {"posterior.draw": "view"},
         LARGE: large,
         FLIPPED: {**large, "posterior.draw": "flipout"},
     }
@@ -69,11 +78,11 @@ def arms(lab: Lab) -> Arms:
 
 
 def runs(lab: Lab) -> list[Config]:
-    return [make(seed) for seed in range(lab.seeds) for make in arms(lab).values()]
+    return configs_of(lab, arms(lab))
 
 
-def results(lab: Lab) -> list[dict[str, Any]]:
-    """Rows of `compare`, with peak memory and spikes; differences are to the recipe, at the large batch to one draw."""
+def results(lab: Lab) -> Rows:
+    """Rows of `compare`, with peak memory and spikes; the reference is the recipe, at the large batch one draw."""
     known = arms(lab)
     small = {arm: make for arm, make in known.items() if arm not in (LARGE, FLIPPED)}
     large = {arm: known[arm] for arm in (LARGE, FLIPPED)}
@@ -87,13 +96,13 @@ def _memory(lab: Lab, config: Config) -> float:
     return float(summary["peak_memory_mib"])
 
 
-# The paper gives a number for annealing alone, about a point of top-1; the same is asked of the other choices.
+# The paper prints a number for annealing only, about a point of top-1; the other choices are judged by the same.
 POINT = 1.02
 CLAIMS = [
     Claim(
         where="C",
         says="Weight decay interferes with learning the posterior: without it the probe is more accurate.",
-        paper="no number",
+        paper=NO_NUMBER,
         unit="points of top-1",
         size=POINT,
         effects=lambda rows: effects(rows, "weight decay", "top1", sign=-1),
@@ -108,24 +117,24 @@ CLAIMS = [
     ),
     Claim(
         where="C",
-        says="exp makes training stabler than Softplus (largest spike of the gradient's norm).",
-        paper="no number",
+        says="exp makes training more stable than Softplus (largest spike of the gradient norm).",
+        paper=NO_NUMBER,
         unit="ln of the ratio",
         size=SPIKE,
-        effects=lambda rows: spikier(rows, "softplus", RECIPE),
+        effects=lambda rows: spike_ratios(rows, "softplus", RECIPE),
     ),
     Claim(
         where="C",
         says="Softplus instead of exp costs accuracy (the paper says only that exp was chosen for stability).",
-        paper="no number",
+        paper=NO_NUMBER,
         unit="points of top-1",
         size=POINT,
         effects=lambda rows: effects(rows, "softplus", "top1", sign=-1),
     ),
     Claim(
         where="B",
-        says="At a large batch one draw a step is as good as Flipout.",
-        paper="no number",
+        says="At a large batch one draw per step is as good as Flipout.",
+        paper=NO_NUMBER,
         unit="points of top-1",
         size=POINT,
         effects=lambda rows: effects(rows, FLIPPED, "top1"),
@@ -134,12 +143,12 @@ CLAIMS = [
 ]
 
 
-def draw(rows: list[dict[str, Any]], scale: str) -> Figure:
+def draw(rows: Rows, scale: str) -> Figure:
     """Each choice's difference in top-1 and ECE, with the error over images; its sigma; its memory."""
-    at_means = [row for row in rows if row["at"] == MEANS]
+    at_means = select(rows, at=MEANS)
     there = [arm for arm in COLUMNS if any(row["arm"] == arm for row in at_means)]
     changed = [arm for arm in there if arm not in (RECIPE, LARGE)]
-    names = [f"{arm}\nbeside one draw there" if arm == FLIPPED else arm for arm in changed]
+    names = [f"{arm}\nagainst one draw there" if arm == FLIPPED else arm for arm in changed]
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10, 3.4), layout="constrained")
         panels = figure.subplots(1, 4, width_ratios=[1.2, 1.2, 1, 1])
@@ -149,15 +158,13 @@ def draw(rows: list[dict[str, Any]], scale: str) -> Figure:
             errors = {name: mean(effect.error for effect in each) for name, each in found.items()}
             axes.axvline(0, color="0.3", linewidth=1)
             dots(axes, {"": values}, names, errors)
-            axes.set_xlabel(f"{label} less the recipe's (points)")
+            axes.set_xlabel(f"{label} minus the recipe's (points)")
         panels[1].tick_params(labelleft=False)
         for axes, key, label in (
             (panels[2], "median_sigma", "median sigma"),
             (panels[3], "peak_memory_mib", "peak memory (MiB)"),
         ):
-            values = {
-                arm: [row[key] for row in at_means if row["arm"] == arm and row[key] is not None] for arm in there
-            }
+            values = {arm: [row[key] for row in select(at_means, arm=arm) if row[key] is not None] for arm in there}
             dots(axes, {"": values}, there)
             axes.set_xlabel(label)
         panels[3].tick_params(labelleft=False)

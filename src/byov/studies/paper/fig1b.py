@@ -1,11 +1,11 @@
 """Figure 1b: the predictive std of BYOV against that of supervised Bayes by Backprop, image by image.
 
-The agreement of two seeds of the supervised model is the ceiling: more cannot be asked of a model without labels.
+The agreement of two seeds of the supervised model is the ceiling: no model without labels can be expected to do better.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from statistics import mean
 from typing import Any
 
@@ -21,33 +21,32 @@ from byov.inference.load import Run
 from byov.metrics import gaussian_fit
 from byov.metrics.correlation import misfit_errors
 from byov.report.plots.run_figures import CONTENTS, ellipse
-from byov.studies.framework.claims import Claim, Effect
+from byov.studies.framework.claims import NO_NUMBER, Claim, Row, Rows, select, statistics
 from byov.studies.framework.lab import Lab, identity
 
 TITLE = "Figure 1b: predictive std of BYOV against supervised Bayes by Backprop"
-DRAWS = 50  # the paper: 1000. A std is then known to 10% of itself
-IMAGES, SHOWN = 1000, 500  # at most, to measure and to draw: a correlation of 1000 images is known to .03
+DRAWS = 50  # the paper: 1000. This gives each std a relative error of 10%
+IMAGES, SHOWN = 1000, 500  # at most, to measure and to draw: a correlation over 1000 images has an error of .03
 CORRELATIONS = ("pearson", "spearman", "partial_pearson", "partial_spearman")
 PREFIXES = ("", "unaligned.", "ceiling.")
 
-# Half the misfit of two independent exponentials (KS .20, skewness 8): scores that heap near 0 with a long tail are
-# what one would expect of a std, and a fit is worth the word only if it is nearer to a Gaussian than to that. A sample
-# of 355 images of a true Gaussian has a KS distance of .07 at most, 19 times of 20.
+# Half the misfit of two independent exponentials (KS .20, skewness 8). Values that pile up near 0 with a long tail are
+# what one would expect of a std, so a good fit must be nearer to a Gaussian than to that. A sample of 355 images from a
+# true Gaussian has a KS distance of at most .07, 19 times out of 20.
 KS_BOUND, SKEWNESS_BOUND = 0.1, 4.0
 
 
 def runs(lab: Lab) -> list[Config]:
-    """BYOV of each seed, the supervised model of the same seed, and of one more for the last ceiling."""
-    byov = lab.configs("byov")
-    return [*byov, *(lab.config("supervised-bbb", seed) for seed in range(lab.seeds + 1))]
+    """BYOV and the supervised model with each seed, and the supervised model with one more for the last ceiling."""
+    return [*lab.configs("byov"), *(lab.config("supervised-bbb", seed) for seed in range(lab.seeds + 1))]
 
 
-def results(lab: Lab) -> list[dict[str, Any]]:
-    """For each seed a row of kind "summary", and one of kind "image" for each image that is drawn."""
+def results(lab: Lab) -> Rows:
+    """For each seed a row of kind "summary", and one of kind "image" for each image in the figure."""
     return [row for seed in range(lab.seeds) for row in _rows(lab, seed)]
 
 
-def _rows(lab: Lab, seed: int) -> list[dict[str, Any]]:
+def _rows(lab: Lab, seed: int) -> Rows:
     supervised, second = lab.config("supervised-bbb", seed), lab.config("supervised-bbb", seed + 1)
 
     def measure(run: Run) -> dict[str, Any]:
@@ -62,8 +61,8 @@ def _rows(lab: Lab, seed: int) -> list[dict[str, Any]]:
     return [_summary(found, seed), *_images(found["scatter"], seed)]
 
 
-def _summary(found: dict[str, Any], seed: int) -> dict[str, Any]:
-    row: dict[str, Any] = {"kind": "summary", "seed": seed}
+def _summary(found: dict[str, Any], seed: int) -> Row:
+    row: Row = {"kind": "summary", "seed": seed}
     for key in (prefix + name for prefix in PREFIXES for name in CORRELATIONS):
         low, high = found[f"{key}_interval"]
         error = None if low is None or high is None else (high - low) / (2 * 1.96)  # of a 95% interval
@@ -73,7 +72,7 @@ def _summary(found: dict[str, Any], seed: int) -> dict[str, Any]:
     return row | {key: found[key] for key in (*others, "run.mean_predictive_std", "supervised.mean_predictive_std")}
 
 
-def _images(scatter: dict[str, Any], seed: int) -> list[dict[str, Any]]:
+def _images(scatter: dict[str, Any], seed: int) -> Rows:
     names = {"run": "byov", "supervised": "supervised", "second": "second"}
     columns = {column: scatter[name]["predictive_std"] for name, column in names.items()}
     columns["confidence"] = scatter["run"]["confidence"]
@@ -87,66 +86,53 @@ def _images(scatter: dict[str, Any], seed: int) -> list[dict[str, Any]]:
 # -------------------------------------------------------------------------------------------------------------- claims
 
 
-def _effects(name: str, bound: float | None = None) -> Callable[[list[dict[str, Any]]], list[Effect]]:
-    """A correlation, or how far a misfit stays below its bound; none of a seed where it or its error is undefined."""
-
-    def effects(rows: list[dict[str, Any]]) -> list[Effect]:
-        summaries = [row for row in rows if row["kind"] == "summary"]
-        known = [row for row in summaries if None not in (row[name], row[f"{name}.error"])]
-        return [
-            Effect(row["seed"], row[name] if bound is None else bound - row[name], row[f"{name}.error"])
-            for row in known
-        ]
-
-    return effects
-
-
-# The least correlation that would matter: a tenth of the variance of one std is told by the other (.32^2 = .1)
+# The smallest correlation that would matter: one std explains a tenth of the variance of the other (.32^2 = .1)
 CORRELATED = 0.32
+_summaries = partial(statistics, kind="summary")
 
 CLAIMS = [
     Claim(
         "abstract, 4.3, Figure 1b",
-        "A joint Gaussian captures the predictive std of BYOV and of supervised BBB well: no ellipse's content is off "
-        "by more than a tenth of the images.",
-        "no number",
+        "A joint Gaussian captures the predictive std of BYOV and of supervised BBB well: the share of images inside "
+        "any of its ellipses is off by at most a tenth.",
+        NO_NUMBER,
         "KS distance below 0.1",
         KS_BOUND,  # a perfect fit
-        _effects("ks_distance", KS_BOUND),
+        partial(_summaries, name="ks_distance", scale=-1, offset=KS_BOUND),
     ),
     Claim(
         "abstract, 4.3, Figure 1b",
         "A joint Gaussian captures the predictive std of BYOV and of supervised BBB well: together they are less than "
         "half as skewed as two exponentials.",
-        "no number",
+        NO_NUMBER,
         "Mardia's skewness below 4",
         SKEWNESS_BOUND,  # a perfect fit
-        _effects("skewness", SKEWNESS_BOUND),
+        partial(_summaries, name="skewness", scale=-1, offset=SKEWNESS_BOUND),
     ),
     Claim(
         "5 (and 1.1: distributionally aligned)",
         "The predictive std of BYOV is correlated with that of supervised BBB (Pearson).",
-        "no number",
+        NO_NUMBER,
         "correlation",
         CORRELATED,
-        _effects("pearson"),
+        partial(_summaries, name="pearson"),
     ),
     Claim(
         "5 (and 1.1: distributionally aligned)",
         "The predictive std of BYOV is correlated with that of supervised BBB (Spearman).",
-        "no number",
+        NO_NUMBER,
         "correlation",
         CORRELATED,
-        _effects("spearman"),
+        partial(_summaries, name="spearman"),
     ),
     Claim(
         "4.3, 5: a proxy for the uncertainty of a supervised model",
-        "The two predictive stds are correlated beyond what the confidence of both models says already "
+        "The two predictive stds are correlated beyond what the confidence of both models already explains "
         "(partial Spearman).",
-        "no number",
+        NO_NUMBER,
         "partial correlation",
         CORRELATED,
-        _effects("partial_spearman"),
+        partial(_summaries, name="partial_spearman"),
     ),
 ]
 
@@ -154,11 +140,11 @@ CLAIMS = [
 # -------------------------------------------------------------------------------------------------------------- figure
 
 
-def draw(rows: list[dict[str, Any]], scale: str) -> Figure:
-    """The first seed's images, their density and the Gaussian; the ceiling beside. Numbers are means over seeds."""
-    images = [row for row in rows if row["kind"] == "image"]
-    images = [row for row in images if row["seed"] == images[0]["seed"]]
-    summaries = [row for row in rows if row["kind"] == "summary"]
+def draw(rows: Rows, scale: str) -> Figure:
+    """The first seed's images, their density and the Gaussian; the ceiling on the right. Numbers are seed means."""
+    images = select(rows, kind="image")
+    images = select(images, seed=images[0]["seed"])
+    summaries = select(rows, kind="summary")
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(8.6, 4.2), layout="constrained")
         own, ceiling = figure.subplots(1, 2)
@@ -173,8 +159,8 @@ def draw(rows: list[dict[str, Any]], scale: str) -> Figure:
         return figure
 
 
-def _panel(axes: Axes, images: list[dict[str, Any]], a: str, b: str) -> Any:
-    """One pair of models; returns the points, whose colours need a bar."""
+def _panel(axes: Axes, images: Rows, a: str, b: str) -> Any:
+    """Draw one pair of models; returns the points, whose colours need a bar."""
     x, y = (torch.tensor([row[name] for row in images], dtype=torch.float64) for name in (a, b))
     colours = [row["confidence"] for row in images]
     look = {"vmin": 0, "vmax": 1, "cmap": "cividis", "s": 8, "alpha": 0.6, "linewidths": 0}
@@ -190,7 +176,7 @@ def _panel(axes: Axes, images: list[dict[str, Any]], a: str, b: str) -> Any:
     return points
 
 
-def _numbers(summaries: list[dict[str, Any]], prefix: str) -> str:
+def _numbers(summaries: Rows, prefix: str) -> str:
     """Means over seeds."""
 
     def average(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Figure 6: SNR of every layer over training, by schedule of beta (standard prior); a constant beta beside."""
+"""Figure 6: SNR of every layer over training, by schedule of beta (standard prior), with a constant beta to compare."""
 
 from __future__ import annotations
 
@@ -8,11 +8,19 @@ from matplotlib.figure import Figure
 
 from byov.config import Config
 from byov.report.plots.seed_plots import HEADS, layer_figure
-from byov.studies.framework.claims import Claim, Effect
+from byov.studies.framework.claims import NO_NUMBER, Claim, Effect, Rows
 from byov.studies.framework.lab import Lab
-from byov.studies.measurements.layer_profiles import log_ratios
-from byov.studies.measurements.training_history import layer_history
-from byov.studies.paper.fig3 import LARGE, LN, NOTICED, Rows, beyond_seeds, distances, less, profiles
+from byov.studies.measurements.layer_history import (
+    LARGE,
+    LN,
+    NOTICED,
+    beyond_seeds,
+    distances,
+    layer_history,
+    log_ratios,
+    profiles,
+    reductions,
+)
 
 TITLE = "Figure 6: SNR of every layer over training, by schedule of beta"
 SCHEDULES = {"0->0.1": (0.0, 0.1), "0->0.3": (0.0, 0.3), "0->1": (0.0, 1.0), "1->1": (1.0, 1.0)}
@@ -29,7 +37,7 @@ def runs(lab: Lab) -> list[Config]:
 
 
 def results(lab: Lab) -> Rows:
-    """A row for each schedule, seed, layer and epoch, from what the run wrote while it trained."""
+    """A row for each schedule, seed, layer and epoch, from the run's log of its training."""
     return [
         {"schedule": schedule, "seed": seed, **row}
         for seed in range(lab.seeds)
@@ -39,23 +47,23 @@ def results(lab: Lab) -> Rows:
 
 
 def draw(rows: Rows, scale: str) -> Figure:
-    """The layers' mean SNR above, their maximum below; a column a schedule."""
+    """The layers' mean SNR above, their maximum below; one column per schedule."""
     titles = {name: f"β {start:g} → {end:g}" for name, (start, end) in SCHEDULES.items()}
     return layer_figure(rows, "schedule", titles, ("snr",))
 
 
-# ----------------------------------------------------------------------------------------------------------- the claims
+# -------------------------------------------------------------------------------------------------------------- claims
 
 
 def _small(rows: Rows) -> list[Effect]:
-    """Chance is left in: it can only widen the distance, so it never makes beta's impact look small."""
+    """Chance is not subtracted: it can only widen the distance, so it never makes beta's impact look small."""
     return [Effect(seed, found) for seed, found in distances(rows, "schedule", [(LOW, HIGH)], "snr_mean").items()]
 
 
 def _maximum_varies_more(rows: Rows) -> list[Effect]:
-    """Each beyond what another seed does: a maximum differs more than a mean by chance alone."""
+    """Each beyond the distance between seeds: by chance alone, a maximum differs more than a mean."""
     maximum, average = (beyond_seeds(rows, "schedule", [(LOW, HIGH)], HIGH, f"snr_{s}") for s in ("max", "mean"))
-    return less(maximum, average)
+    return reductions(maximum, average)
 
 
 def _fall(rows: Rows, heads: bool) -> dict[int, float]:
@@ -72,31 +80,30 @@ def _heads_fall(rows: Rows) -> list[Effect]:
     return [Effect(seed, found) for seed, found in _fall(rows, heads=True).items()]
 
 
-# Where a layer's loss is curved by h, its sigma settles at sigma^2 = b / (h + b) with b the weight of its KL: a tenfold
-# beta then divides SNR by sqrt(10) = 3.2. Small is about a third of that in logarithms, and what Figure 3 calls large.
-SMALL = LARGE
+# Where a layer's loss has curvature h, its sigma settles at sigma^2 = b / (h + b), with b the weight of its KL. A
+# tenfold beta then divides SNR by sqrt(10) = 3.2. Small is about a third of that in logarithms: LARGE of Figure 3.
 CLAIMS = [
     Claim(
         "4.2; E, Figure 6",
-        "Beta has a fairly small impact on the layers' SNR (0 -> 0.1 beside 0 -> 1: within a factor of 1.5 a layer)",
-        "no number",
+        "Beta has a fairly small impact on the layers' SNR (0 -> 0.1 against 0 -> 1: within a factor of 1.5 per layer)",
+        NO_NUMBER,
         LN,
-        SMALL,
+        LARGE,
         _small,
         equal=True,
     ),
     Claim(
         "E, Figure 6",
         "The maximum of a layer's SNR varies more with beta than its mean",
-        "no number",
+        NO_NUMBER,
         LN,
         NOTICED,
         _maximum_varies_more,
     ),
     Claim(
         "E, Figure 6",
-        "Projector and predictor reach a smaller SNR as beta grows (0 -> 0.1 beside 0 -> 1)",
-        "no number",
+        "Projector and predictor reach a smaller SNR as beta grows (0 -> 0.1 against 0 -> 1)",
+        NO_NUMBER,
         "mean ln ratio of a layer",
         NOTICED,
         _heads_fall,
@@ -104,9 +111,9 @@ CLAIMS = [
     Claim(
         "E, Figure 6",
         "These lines are the projector's and predictor's: the encoder's SNR falls less",
-        "no number",
+        NO_NUMBER,
         "mean ln ratio of a layer",
         NOTICED,
-        lambda rows: less(_fall(rows, heads=True), _fall(rows, heads=False)),
+        lambda rows: reductions(_fall(rows, heads=True), _fall(rows, heads=False)),
     ),
 ]

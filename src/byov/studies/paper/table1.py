@@ -1,4 +1,4 @@
-"""Table 1: which part of the network is Bayesian, by prior and schedule of beta; the paper's rows, and `all` beside."""
+"""Table 1: which part of the network is Bayesian, by prior and schedule of beta; the paper's rows and `all` added."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from matplotlib.figure import Figure
 
 from byov.config import Config
 from byov.report.plots.seed_plots import BLUE, VERMILION
-from byov.studies.framework.claims import Claim
-from byov.studies.framework.compare import compare
+from byov.studies.framework.claims import Claim, Effects, Rows, select
+from byov.studies.framework.compare import PRIORS, Arms, against, compare_each, configs_of
 from byov.studies.framework.lab import Lab
-from byov.studies.paper.fig2 import PRIORS, Effects, beside
 
 TITLE = "Table 1: which part of the network is Bayesian"
 BASELINE = "none"
 
 
 class Setting(NamedTuple):
-    """A row of the table, with what the paper found."""
+    """A row of the table, with the paper's numbers."""
 
     where: str
     prior: str | None = None
@@ -51,7 +50,7 @@ TABLE = [
     Setting(BASELINE, paper_top1=75.97, paper_top5=92.40),
 ]
 ALL, NO_CONV, LINEAR = (f"{where} standard 0->1" for where in ("all", "no_conv", "linear"))
-COMPARISONS = {  # reference: the arms set beside it, image by image
+COMPARISONS = {  # reference: the arms compared with it, image by image
     BASELINE: [setting.arm for setting in TABLE if setting.arm != BASELINE],
     ALL: [NO_CONV, LINEAR],
     NO_CONV: ["no_conv teacher_moments 0->1"],
@@ -60,8 +59,8 @@ COMPARISONS = {  # reference: the arms set beside it, image by image
 }
 
 
-def arms(lab: Lab) -> dict[str, Callable[[int], Config]]:
-    """The config of each row, by seed. A network without random weights is BYOL with what suits it: a fair baseline."""
+def arms(lab: Lab) -> Arms:
+    """The config of each row, by seed. Without random weights it is BYOL with its own recipe, for a fair baseline."""
     return {setting.arm: _config(lab, setting) for setting in TABLE}
 
 
@@ -69,37 +68,32 @@ def _config(lab: Lab, setting: Setting) -> Callable[[int], Config]:
     if setting.prior is None:
         return partial(lab.config, "byol")
     changes: dict[str, Any] = {f"posterior.{key}": getattr(setting, key) for key in ("prior", "beta_start", "beta_end")}
-    if setting.where != "all":  # the default, left unsaid: these runs are other studies' too
+    if setting.where != "all":  # the default is not set, so that other studies share these runs
         changes["posterior.where"] = setting.where
     return partial(lab.config, "byov", changes=changes)
 
 
 def runs(lab: Lab) -> list[Config]:
-    return [config(seed) for seed in range(lab.seeds) for config in arms(lab).values()]
+    return configs_of(lab, arms(lab))
 
 
-def results(lab: Lab) -> list[dict[str, Any]]:
-    """The rows of `compare`, for each reference (`against`)."""
-    all_arms, columns = arms(lab), {setting.arm: setting._asdict() for setting in TABLE}
-    return [
-        row | {"against": reference}
-        for reference, others in COMPARISONS.items()
-        for row in compare(lab, {arm: all_arms[arm] for arm in (reference, *others)}, reference, columns)
-    ]
+def results(lab: Lab) -> Rows:
+    """The rows of `compare_each`."""
+    return compare_each(lab, arms(lab), COMPARISONS, {setting.arm: setting._asdict() for setting in TABLE})
 
 
-# ---------------------------------------------------------------------------------------------------------- the picture
+# -------------------------------------------------------------------------------------------------------------- figure
 
 
-def draw(rows: list[dict[str, Any]], scale: str) -> Figure:
-    """The table: for each of its rows top-1 and top-5 less the baseline's, ours and the paper's, with the numbers."""
-    rows = [row for row in rows if row["against"] == BASELINE and row["at"] == "means"]
+def draw(rows: Rows, scale: str) -> Figure:
+    """The table: for each row top-1 and top-5 minus the baseline's, ours and the paper's, with the numbers."""
+    rows = select(rows, against=BASELINE, at="means")
     with mpl.rc_context({"font.size": 8, "axes.grid": True, "grid.alpha": 0.3}):
         figure = Figure(figsize=(9, 3.9), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True)
         for axes, measure, label in zip(panels, ("top1", "top5"), ("top-1", "top-5"), strict=True):
             for y, setting in enumerate(TABLE):
-                _draw_row(axes, y, setting, [row for row in rows if row["arm"] == setting.arm], measure)
+                _draw_row(axes, y, setting, select(rows, arm=setting.arm), measure)
             axes.axvline(0, color="0.3", linewidth=1)
             axes.set_xlabel(f"{label}, points above the baseline (no Bayesian part)")
             axes.margins(x=0.08)
@@ -109,7 +103,7 @@ def draw(rows: list[dict[str, Any]], scale: str) -> Figure:
         return figure
 
 
-def _draw_row(axes: Axes, y: int, setting: Setting, rows: list[dict[str, Any]], measure: str) -> None:
+def _draw_row(axes: Axes, y: int, setting: Setting, rows: Rows, measure: str) -> None:
     paper, baseline = (getattr(s, f"paper_{measure}") for s in (setting, TABLE[-1]))
     ours = [100 * row[f"{measure}.difference"] for row in rows]
     labels = ("ours, each seed", "ours, mean", "paper") if setting is TABLE[-1] else (None, None, None)
@@ -130,52 +124,52 @@ def _label(setting: Setting) -> str:
     return f"{part}, {PRIORS[setting.prior]}, β {setting.beta_start:g} → {setting.beta_end:g}"
 
 
-# ----------------------------------------------------------------------------------------------------------- the claims
+# -------------------------------------------------------------------------------------------------------------- claims
 
 APPENDIX = "G, Table 1"
 SAYS: list[tuple[str, str, float, Effects]] = [  # what, the paper's number, its size, the rule; all at N(0, I), 0 -> 1
-    # The best fully Bayesian one is .4 below the baseline (4.1); the table does not have it.
+    # The best fully Bayesian setting is .4 below the baseline (4.1); it is not in the table.
     (
         "Fully Bayesian is better than with a point estimate of the convolution",
         "75.97 - 0.4 (its best fully Bayesian) - 73.68",
         1.89,
-        beside(ALL, NO_CONV, "top1", -1),
+        against(ALL, NO_CONV, "top1", -1),
     ),
     (
         "Fully Bayesian is better than with Bayesian linear layers only",
         "75.97 - 0.4 (its best fully Bayesian) - 73.62",
         1.95,
-        beside(ALL, LINEAR, "top1", -1),
+        against(ALL, LINEAR, "top1", -1),
     ),
     (
         "Without a Bayesian convolution BYOV is below the baseline",
         "75.97 - 73.68",
         2.29,
-        beside(BASELINE, NO_CONV, "top1", -1),
+        against(BASELINE, NO_CONV, "top1", -1),
     ),
     (
         "With Bayesian linear layers only BYOV is below the baseline",
         "75.97 - 73.62",
         2.35,
-        beside(BASELINE, LINEAR, "top1", -1),
+        against(BASELINE, LINEAR, "top1", -1),
     ),
     (
         "Annealed beta beats constant beta (linear layers, N(0, I))",
         "73.62 - 72.60",
         1.02,
-        beside(LINEAR, "linear standard 1->1", "top1", -1),
+        against(LINEAR, "linear standard 1->1", "top1", -1),
     ),
     (
         "Annealed beta beats constant beta (linear layers, N(μ_T, I))",
         "74.23 - 72.69",
         1.54,
-        beside("linear teacher_mean 0->1", "linear teacher_mean 1->1", "top1", -1),
+        against("linear teacher_mean 0->1", "linear teacher_mean 1->1", "top1", -1),
     ),
     (
         "N(μ_T, Σ_T) is worse than N(0, I) (no Bayesian convolution)",
         "73.68 - 69.73",
         3.95,
-        beside(NO_CONV, "no_conv teacher_moments 0->1", "top1", -1),
+        against(NO_CONV, "no_conv teacher_moments 0->1", "top1", -1),
     ),
 ]
 CLAIMS = [Claim(APPENDIX, says, paper, "points of top-1", size, rule) for says, paper, size, rule in SAYS]

@@ -1,4 +1,4 @@
-"""What a run wrote while it trained, from files made by hand."""
+"""A run's log of its training, from files made by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from byov.studies.measurements.training_history import gradient_spike, layer_history
+from byov.studies.framework.compare import gradient_spike
+from byov.studies.measurements.layer_history import layer_history, log_distance, log_ratios
 
 
 def write(path: Path, rows: list[dict]) -> None:
@@ -35,3 +36,19 @@ def test_a_run_without_random_weights_has_no_layers_and_a_gradient(tmp_path: Pat
     write(tmp_path / "metrics.jsonl", [{"step": i, "grad_norm": norm} for i, norm in enumerate(norms)])
     assert layer_history(tmp_path) == []
     assert gradient_spike(tmp_path) == pytest.approx(math.log(4))
+
+
+def test_a_layer_twice_as_large_and_one_half_as_large_are_both_a_factor_of_two_away() -> None:
+    a, b = {"one": 2.0, "two": 0.5, "three": 3.0}, {"one": 1.0, "two": 1.0, "three": 3.0}
+    assert log_ratios(a, b) == pytest.approx({"one": math.log(2), "two": -math.log(2), "three": 0.0})
+    assert log_distance(a, b) == pytest.approx(2 / 3 * math.log(2))
+    assert log_distance(a, b) == log_distance(b, a)
+    assert log_distance({k: 10 * v for k, v in a.items()}, a) == pytest.approx(math.log(10))
+
+
+def test_only_layers_that_both_have_are_compared() -> None:
+    assert log_ratios({"one": 1.0, "two": 2.0}, {"two": 1.0, "three": 5.0}) == pytest.approx({"two": math.log(2)})
+    with pytest.raises(ValueError, match="no layer in common"):
+        log_distance({"one": 1.0}, {"two": 1.0})
+    with pytest.raises(ValueError, match="positive"):
+        log_distance({"one": 0.0}, {"one": 1.0})
