@@ -1,4 +1,4 @@
-"""Which images are trained on, which are the bank, and which are set aside."""
+"""Which images are trained on, which are the reference set, and which the calibration set."""
 
 import json
 from dataclasses import replace

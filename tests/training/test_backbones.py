@@ -1,4 +1,4 @@
-"""A step of BYOV over every family of backbones: finite, all learn, and BatchNorm's statistics are each one's own."""
+"""A step of BYOV over every family of backbones: finite, all learn; the teacher has its own BatchNorm statistics."""
 
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def test_batch_statistics_are_the_teachers_own(tmp_path: Path, method: str) -> N
     own, others = (network.encoder.backbone.layer4[1].bn2 for network in (student, teacher))
     assert own.running_mean.data_ptr() != others.running_mean.data_ptr()
     assert not torch.equal(own.running_mean, others.running_mean)
-    # What the teacher keeps is not averaged from the student's.
+    # The teacher's statistics are not an average of the student's.
     kept = others.running_mean.clone()
     run.learner.teacher.update(run.learner.posterior, 0.0)
     assert torch.equal(others.running_mean, kept)

@@ -1,4 +1,4 @@
-"""--init: from a state dict of torchvision or timm, however it is wrapped; what does not fit is one sentence."""
+"""--init: from a state dict of torchvision or timm, wrapped or not; what does not fit is refused in one sentence."""
 
 import os
 from pathlib import Path
@@ -72,7 +72,7 @@ def test_a_resnet_of_torchvision(tmp_path: Path) -> None:
 def test_wrappings_are_found(tmp_path: Path, container: str | None, prefix: str) -> None:
     weights = foreign()
     state: dict[str, object] = {prefix + name: value for name, value in weights.items()}
-    state["momentum_encoder.conv1.weight"] = torch.zeros(1)  # another network beside it
+    state["momentum_encoder.conv1.weight"] = torch.zeros(1)  # another network next to it
     if container is not None:
         state = {container: state, "epoch": 3, "optimizer": {"lr": 0.1}}
     torch.save(state, tmp_path / "w.pt")

@@ -1,4 +1,4 @@
-"""What is pruned stays so: 0 in every draw, no gradient, no part of the KL."""
+"""Pruned weights stay pruned: 0 in every draw, no gradient, not in the KL."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def half_masks(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def pruned_trainer(folder: Path, settings, **changes: object) -> tuple[Trainer, dict[str, Tensor]]:
-    """A run of one epoch, pruned, and ready to go on for another."""
-    optim = replace(settings.optim, log_variance_lr=0.02)  # by default it hangs on the epochs
+    """A run of one epoch, pruned, and ready to resume for another."""
+    optim = replace(settings.optim, log_variance_lr=0.02)  # by default it depends on the epochs
     first = tiny.trainer(folder, replace(settings, optim=replace(optim, epochs=1)))
     first.run()
     masks = half_masks(first)

@@ -94,7 +94,7 @@ def test_batch_is_no_larger_than_the_data() -> None:
         (Config(optim=Optim(warmup=1.0)), GREY, 50, "warmup"),
         (Config(optim=Optim(epochs=0)), GREY, 50, "epochs"),
         (Config(views=Views(first=View(crop_area=(0.5, 0.2)))), GREY, 50, "crop_area"),
-        (Config(views=Views(first=View(jitter=1.5))), GREY, 50, "chances"),
+        (Config(views=Views(first=View(jitter=1.5))), GREY, 50, "probabilities"),
     ],
 )
 def test_what_cannot_work_is_one_sentence(config: Config, shape: tuple[int, int, int], images: int, word: str) -> None:

@@ -1,4 +1,4 @@
-"""A run that was stopped, in whatever way, ends bit-equal to one that never was."""
+"""A run that was stopped in any way ends bit-equal to one that was not."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class PlugPulled(Exception):
 
 
 def stop_at(trainer: Trainer, step: int) -> None:
-    """Trains until just before the state of `step` could be saved, then gives up without a word, as kill -9 does."""
+    """Trains until just before the state of `step` could be saved, then stops without saving, as kill -9 does."""
 
     def pull(at: int, row: dict[str, Any]) -> None:
         if at == step:
@@ -72,7 +72,7 @@ def rows(folder: Path, name: str = "metrics") -> list[dict[str, Any]]:
 
 
 def assert_same_end(one: Path, other: Path) -> None:
-    """Every tensor of both last checkpoints is bit-equal, and both logs tell the same story, each step once."""
+    """Every tensor of both last checkpoints is bit-equal, and both logs hold the same rows, each step once."""
     a, b = load_file(last(one)), load_file(last(other))
     assert a.keys() == b.keys() and any(name.startswith("optimizer.") for name in a)
     different = [name for name in a if a[name].numpy().tobytes() != b[name].numpy().tobytes()]
@@ -110,7 +110,7 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], se
 
 
 def at_work(folder: Path) -> Callable[[], bool]:
-    """Whether a process started from now on has begun to train: it then opens the log anew."""
+    """Whether a process started from now on has begun to train: it then reopens the log."""
     log = folder / "metrics.jsonl"
     before = log.stat().st_ino if log.exists() else None
     return lambda: log.exists() and log.stat().st_ino != before and log.stat().st_size > 0
@@ -125,7 +125,7 @@ def test_kill_at_random_moments_changes_nothing(tmp_path: Path) -> None:
     for _ in range(KILLS):
         ready = at_work(killed)
         process = start(killed)
-        if chance.random() < 0.8:  # else at any moment, be it before the first step
+        if chance.random() < 0.8:  # else at any moment, also before the first step
             wait_for(ready, process)
             time.sleep(chance.uniform(0, 1))
         else:
@@ -203,7 +203,7 @@ def test_stopped_before_the_first_checkpoint(tmp_path: Path) -> None:
 
 def test_a_run_folder_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(trainer: Trainer) -> None:
-        assert not (tmp_path / "cut").exists()  # what kill -9 would leave here stands in nobody's way
+        assert not (tmp_path / "cut").exists()  # what kill -9 would leave here blocks nothing
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

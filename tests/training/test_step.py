@@ -38,7 +38,7 @@ def test_a_byov_step_is_the_papers_loss_differentiated_by_autograd(tmp_path, pri
     student, teacher = copy.deepcopy(learner.posterior), copy.deepcopy(learner.teacher)
     batch = trainer.batches(1)[0]
 
-    # By hand: draw, two views, the loss with the KL of before the EMA, autograd through everything.
+    # By hand: draw, two views, the loss with the KL before the EMA moves, autograd through everything.
     means, log_variances = (p.detach().clone().requires_grad_() for p in (student.means, student.log_variances))
     with torch.no_grad(), student.sampled(generator(*noise_key(trainer.config, k, 0))):
         drawn = torch.cat([getattr(o, a).reshape(-1) for o, a, _ in student.segments.slots])
@@ -167,7 +167,7 @@ def test_clipping_bounds_the_gradient_of_the_means(tmp_path) -> None:
 def test_a_step_that_is_not_finite_changes_no_weight_and_names_the_layer(tmp_path) -> None:
     trainer = tiny.trainer(tmp_path, tiny.config("byol"))
     layer = trainer.learner.posterior.module.predictor[0].weight
-    layer.register_hook(lambda gradient: gradient * float("nan"))  # only here, and only going back
+    layer.register_hook(lambda gradient: gradient * float("nan"))  # only here, and only in the backward pass
     before = {k: v.clone() for k, v in trainer.tensors().items() if "running" not in k and "num_batches" not in k}
     assert one_step(trainer) is None
     assert all(torch.equal(v, trainer.tensors()[k]) for k, v in before.items())

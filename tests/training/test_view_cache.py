@@ -1,4 +1,4 @@
-"""Cached views of a frozen trunk: they are what the trunk makes of the views, and a run with them can be resumed."""
+"""Cached views of a frozen trunk: equal to its activations, and a run with them can be resumed."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Fresh(NamedTuple):
 def fresh(folder: Path, model: Model, channels: int = 3, **changes: Any) -> Fresh:
     config = tiny.config("byol", model=model, views=Views(cached=4), **changes)
     data = tiny.images(channels=channels)
-    if "lite" in model.backbone:  # it wants larger ones
+    if "lite" in model.backbone:  # it needs larger ones
         data = ImageSet(data.images.repeat(1, 1, 4, 4), data.labels)
     trainer = tiny.trainer(folder, config, data)
     return Fresh(trainer, encoder_of(trainer.learner.posterior.module))
@@ -104,7 +104,7 @@ def everything(cache: view_cache.ViewCache) -> Tensor:
     "model", [RESNET, VIT, Model("efficientnet-lite0", frozen_until="blocks.1", head_hidden=16, head_output=8)]
 )
 def test_cached_activations_are_the_trunks_of_the_views(tmp_path: Path, model: Model) -> None:
-    """Epoch a of fresh views has view a of both kinds; what is kept of them is rounded to float16."""
+    """Epoch a of fresh views has view a of both kinds; the cached ones are rounded to float16."""
     of = fresh(tmp_path, model)
     cache = made(tmp_path, of)
     assert cache.description.channels_last == ("lite" in model.backbone)
@@ -161,7 +161,7 @@ def test_the_digest_depends_on_everything(tmp_path: Path) -> None:
     others.append(digest())
     assert len({first, *others}) == 8
     trained = [p for p in of.encoder.parameters() if p.requires_grad]
-    trained[-1].data.add_(1)  # what is trained changes nothing
+    trained[-1].data.add_(1)  # the trained part does not matter
     assert digest() == others[-1]
 
 
@@ -228,7 +228,7 @@ def test_a_resumed_run_is_bit_equal(tmp_path: Path, source: Path, method: str) -
     assert all(torch.equal(begin[k], ends[0][k]) for k in kept)
     moved = [k for k in begin if "layer3.0.conv1" in k or "projector.1.running_mean" in k]
     assert len(moved) >= 4 and not any(torch.equal(begin[k], ends[0][k]) for k in moved if not k.startswith("prior"))
-    longer = prepared(config, tmp_path / "whole", extend=1)  # it has no cache any more: made again
+    longer = prepared(config, tmp_path / "whole", extend=1)  # its cache was removed: made again
     longer.run()
     assert longer.step == 12
 

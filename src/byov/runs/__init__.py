@@ -1,1 +1,1 @@
-"""What a run keeps on disk: checkpoints, the split of its images, its training log."""
+"""The run folder on disk: paths, checkpoints, the split of its images, the training log."""

@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file with its state as JSON in the header, written whole or not at all, never pickle."""
+"""Checkpoints: one safetensors file with the state as JSON in its header, written atomically, never pickle."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ FORMAT = "byov-checkpoint-1"
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-    """Writes a checkpoint, atomically."""
+    """Write a checkpoint, atomically."""
     cpu = untied({name: tensor.detach().cpu() for name, tensor in tensors.items()})
     metadata = {"format": FORMAT, "state": json.dumps(dict(state))}
     write_atomically(path, lambda temporary: save_file(cpu, str(temporary), metadata=metadata))
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Reads a checkpoint's tensors and state; anything else is bad input."""
+    """Read a checkpoint's tensors and state; any other file is a BadInput."""
     with _opened(path) as (file, state):
         return {name: file.get_tensor(name) for name in file.keys()}, state  # noqa: SIM118
 
 
 def state(path: Path) -> dict[str, Any]:
-    """Reads a checkpoint's state alone."""
+    """Read only a checkpoint's state."""
     with _opened(path) as (_, found):
         return found
 

@@ -1,8 +1,8 @@
-"""Which images of a source are trained on, which of these are the reference bank, and which are set aside.
+"""The split of a source: the images trained on, the reference set among them, and the calibration set.
 
-One fixed random order of the source's images decides, the same for every seed and method: the first are trained on
-(the very first are the bank), the last are set aside to calibrate scores. So where only a part is trained on, the
-calibration images come from the rest.
+One fixed random order of the source's images decides, the same for every seed and method. The first images are trained
+on, and the very first of these are the reference set. The last are the calibration set, which is never trained on. If
+only a part of the source is trained on, the calibration images come from the rest.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from byov.data.images import Split
 from byov.data.transforms import resized
 from byov.runs.folder import RunFolder
 
-BANK = 4000  # images: 2% of them, which draws should agree on, are some tens; each draw passes them all
-CALIBRATION = 1000  # at most, and a twentieth of the source: percentiles to .1, for little of what can be learned
+BANK = 4000  # reference images: 2% of them, the neighbours that draws should agree on, are 80; every draw encodes all
+CALIBRATION = 1000  # at most, and at most 5% of the source: percentiles to 0.1, at little loss of training data
 SPLIT: Split = "train"
-MOST_PIXELS = 1 << 28  # bytes of bank and calibration images kept with a run: 5,000 of them at 133 pixels, in colour
+MOST_PIXELS = 1 << 28  # bytes of reference and calibration images saved with a run: 5,000 at 133 pixels, in colour
 
 
 class Division(NamedTuple):
@@ -37,7 +37,7 @@ class Division(NamedTuple):
 
 
 def divide(total: int, images: int, calibration: int) -> Division:
-    """Divides a source's `total` images; those trained on and those set aside never overlap."""
+    """Split a source's `total` images; training and calibration images never overlap."""
     assert images + calibration <= total, "resolve the config first"
     order = permutation(total, fold(RandomStream.ORDER, RandomStream.SPLIT))
     parts = order[:images], order[: min(BANK, images)], order[total - calibration :]
@@ -45,12 +45,12 @@ def divide(total: int, images: int, calibration: int) -> Division:
 
 
 def set_aside(total: int) -> int:
-    """How many images are set aside to calibrate, where the user does not say."""
+    """Return the default size of the calibration set."""
     return min(CALIBRATION, total // 20)
 
 
 def write_reference(folder: Path, config: Config, total: int, fingerprint: str | None, division: Division) -> None:
-    """Writes `reference/images.json`: all that is needed to find bank, calibration images and draws again."""
+    """Write `reference/images.json`: all that is needed to find its images and draws again."""
     write_json(
         RunFolder(folder).reference_images,
         {
@@ -67,20 +67,22 @@ def write_reference(folder: Path, config: Config, total: int, fingerprint: str |
 
 
 def write_pixels(folder: Path, images: Tensor, division: Division, side: int) -> None:
-    """Writes bank and calibration images at the side that the network sees, or their own if it is smaller, as far as
-    MOST_PIXELS goes: what is kept can be scored against without the source."""
+    """Write reference and calibration images, up to MOST_PIXELS bytes, so that scoring does not need the source.
+
+    They are saved at the size that the network sees, or at their own size if that is smaller.
+    """
     left, parts, side = MOST_PIXELS, {}, min(side, images.shape[-1])
     for name in ("bank", "calibration"):
         which: Tensor = getattr(division, name)
         size = len(which) * images.shape[1] * side**2
-        if size <= left:  # asked first: reading them may take long
+        if size <= left:  # checked first: reading them may take long
             parts[name] = torch.cat([resized(images[some], side) for some in torch.split(which, 500)])
             left -= size
     write_atomically(RunFolder(folder).reference_pixels, lambda temporary: save_file(parts, temporary))
 
 
 def read_pixels(folder: Path, part: str) -> Tensor | None:
-    """What `write_pixels` wrote of a part, if it did."""
+    """Read what `write_pixels` wrote of a part; None if it did not."""
     try:
         with safe_open(RunFolder(folder).reference_pixels, framework="pt") as file:
             return cast(Tensor, file.get_tensor(part))

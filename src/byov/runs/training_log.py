@@ -1,4 +1,4 @@
-"""What a run writes while it trains: metrics.jsonl, posterior.jsonl, TensorBoard events."""
+"""The writer of a run's logs: metrics.jsonl, posterior.jsonl, TensorBoard events."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from byov._core.files import disk_space_checked, write_text
 from byov.runs.folder import RunFolder, read_log
 
 
-class Journal:
-    """Appends rows; after a resumption, first drops those of steps that will be made again."""
+class TrainingLog:
+    """Appends rows; when a run resumes, rows of steps that will be repeated are dropped first."""
 
     def __init__(self, folder: Path, after_step: int, tensorboard: bool) -> None:
         self._run = run = RunFolder(folder)
@@ -28,7 +28,7 @@ class Journal:
             self._files[path].flush()
 
     def metrics(self, row: dict[str, Any]) -> None:
-        """A row of metrics; None is left out."""
+        """Write a row of metrics, without values that are None."""
         row = {key: value for key, value in row.items() if value is not None}
         self._write(self._run.metrics, [row])
         if self._tensorboard is not None:
@@ -37,7 +37,7 @@ class Journal:
                     self._tensorboard.add_scalar(key, value, row["step"])
 
     def layers(self, rows: list[dict[str, Any]], epoch: int, step: int) -> None:
-        """Sigma and SNR of every layer after an epoch."""
+        """Write sigma and SNR of every layer after an epoch."""
         self._write(self._run.posterior, [{"epoch": epoch, "step": step, **row} for row in rows])
         if self._tensorboard is not None:
             for row in rows:

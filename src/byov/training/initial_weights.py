@@ -1,8 +1,8 @@
-"""Starting from weights (`--init`): of a run, of a state dict in a file, of EfficientNet-Lite, or those that timm has.
+"""Initial weights (`--init`): of a run, of a state dict in a file, of EfficientNet-Lite, or of timm.
 
-Names decide. A run's are our own. A foreign state dict may be wrapped (`state_dict`, `module.`, `backbone.`, ...) and
-bring a classifier, which is left. Pixels are normalised by the new data's own statistics unless the weights bring
-theirs: a run, EfficientNet-Lite and timm do; a plain state dict does not.
+Weights are matched by name. A foreign state dict may be wrapped (`state_dict`, `module.`, `backbone.`, ...) and include
+a classifier, which is ignored. Pixels are normalised by the statistics that come with the weights (of a run,
+EfficientNet-Lite or timm), else by those of the new data.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from byov.runs.folder import CHECKPOINT, RunFolder
 from byov.training.networks import encoder_of
 
 BACKBONE = "encoder.backbone."
-CONTAINERS = ("state_dict", "model", "model_state_dict")  # keys below which others keep a state dict
-WRAPPERS = ("module", "_orig_mod", "model", "encoder", "backbone")  # first words that others put before a name
+CONTAINERS = ("state_dict", "model", "model_state_dict")  # keys under which others store a state dict
+WRAPPERS = ("module", "_orig_mod", "model", "encoder", "backbone")  # prefixes that others add to a name
 HEADS = ("fc", "head", "head_dist", "heads", "classifier")  # names of classifiers
 FOREIGN_VIT = ("patch_embed.proj.weight", "conv_proj.weight")  # timm's and torchvision's
 GIVE = f"give {', '.join(LITE)}, timm:NAME, a run folder, or a .safetensors, .pt or .pth file to --init"
 
 
 def initialiser(source: str | None) -> Callable[[nn.Module], None]:
-    """A function that puts the given weights into a network; nothing where none are given."""
+    """Return a function that loads the given weights into a network, or does nothing if there are none."""
     if source is None:
         return lambda network: None
     if source in LITE:
@@ -42,14 +42,14 @@ def initialiser(source: str | None) -> Callable[[nn.Module], None]:
         return lambda network: _put(
             network, efficientnet_lite.for_channels(published, encoder_of(network).image_shape[0]), source
         )
-    if source.startswith(timm.PREFIX):  # which of them depends on the images
+    if source.startswith(timm.PREFIX):  # which of them, depends on the images
         return lambda network: _put(network, timm.pretrained(source, encoder_of(network).image_shape), source)
     weights = _read(Path(source))
     return lambda network: _put(network, weights, source)
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """Weights by name, as the run or the file has them."""
+    """Read the weights of a run or a file, by name."""
     if path.is_dir() or path.name == CHECKPOINT:
         tensors, _ = checkpoints.load(RunFolder(path).checkpoint if path.is_dir() else path)
         student = without_prefix(tensors, "student.")
@@ -60,13 +60,13 @@ def _read(path: Path) -> dict[str, Tensor]:
         return load_file(str(path)) if path.suffix == ".safetensors" else _read_torch(path)
     except (SafetensorError, OSError, RuntimeError, EOFError, KeyError, ValueError) as error:
         reason = (
-            "it is no file of torch" if isinstance(error, KeyError) else (str(error).splitlines() or ["it is empty"])[0]
+            "it is not a torch file" if isinstance(error, KeyError) else (str(error).splitlines() or ["it is empty"])[0]
         )
         raise BadInput(f"cannot read weights {path} ({reason}): {GIVE}.") from error
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
-    """A state dict that torch.save wrote. Tensors only: a pickle that holds code is refused, not run."""
+    """Read a state dict that torch.save wrote. Tensors only: a pickle with code is refused, not run."""
     try:
         loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -83,15 +83,15 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
 
 
 def _put(network: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
-    """Loads what fits: the backbone must come whole; heads that are absent or of another shape stay as they are."""
+    """Load what fits: the backbone must be complete; heads that are absent or of another shape stay as they are."""
     own = network.state_dict()
     placed = _placed(weights, own, source)
     for name in (name for name in own if name.startswith(BACKBONE)):
         wanted = tuple(own[name].shape)
         if name not in placed and not name.endswith("num_batches_tracked"):  # old files lack this one
-            _refuse(source, f"{name} is missing, but this model wants {wanted}")
+            _refuse(source, f"{name} is missing, but this model needs {wanted}")
         if name in placed and tuple(placed[name].shape) != wanted:
-            _refuse(source, f"{name} has shape {tuple(placed[name].shape)}, but this model wants {wanted}")
+            _refuse(source, f"{name} has shape {tuple(placed[name].shape)}, but this model needs {wanted}")
     fitting = {name: value for name, value in placed.items() if value.shape == own[name].shape}
     for name, value in fitting.items():
         if not bool(value.isfinite().all()):
@@ -108,10 +108,10 @@ def _refuse(source: str, why: str) -> None:
 
 
 def _placed(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """The weights under our names, without those that we have no use for (classifiers, a teacher, ...).
+    """Map the weights to our names, without those that this model does not use (classifiers, a teacher, ...).
 
-    A tensor without a place in a part of the backbone that we have is refused: it comes from a deeper network, or from
-    one with another norm, and the rest would be of no use without it.
+    An unknown tensor in a known part of the backbone is refused: it comes from a deeper network, or from one with
+    another norm, and the rest is useless without it.
     """
     parts = {name.removeprefix(BACKBONE).split(".")[0] for name in own if name.startswith(BACKBONE)}
     ours = any(name.startswith(BACKBONE) for name in weights)
@@ -126,7 +126,7 @@ def _placed(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], source: st
             placed[name] = value
         elif bare in FOREIGN_VIT:
             raise BadInput(
-                f"the weights in {source} are of another library's ViT, which is built otherwise than ours: use "
+                f"the weights in {source} are of another library's ViT, which is built differently: use "
                 "--model.backbone timm:NAME."
             )
         elif first in parts and first not in HEADS:
@@ -135,7 +135,7 @@ def _placed(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], source: st
 
 
 def _bare(name: str, own: Mapping[str, Tensor]) -> str:
-    """A name without the wrappers before it: no more of them than it takes to know it."""
+    """Strip prefixes from a name, only as many as needed to recognise it."""
     while BACKBONE + name not in own:
         first, _, rest = name.partition(".")
         if first not in WRAPPERS or not rest:

@@ -1,6 +1,6 @@
-"""What a method trains: the networks it needs, and its loss on a batch. One class for BYOV and BYOL, one for labels.
+"""What a method trains: its networks and its loss on a batch. One class for BYOV and BYOL, one for supervised methods.
 
-Both have the same face: `posterior`, `teacher` (or None), `prior` (None where nothing is random), `loss(batch, key)`.
+All have the same interface: `posterior`, `teacher` (or None), `prior` (None if nothing is random), `loss(batch, key)`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from byov.training.teacher import Teacher
 
 
 class Batch(NamedTuple):
-    images: Tensor | None  # uint8 (B, C, H, W); None where `activations` stand for them
-    ids: Tensor  # which images of the training set they are: the key of their views
+    images: Tensor | None  # uint8 (B, C, H, W); None if `activations` replace them
+    ids: Tensor  # their indices in the training set: the key of their views
     labels: Tensor | None
     epoch: int
     activations: tuple[Tensor, Tensor] | None = None  # of the two views, after the frozen trunk (view_cache.py)
@@ -47,12 +47,12 @@ class Learner(Protocol):
     masks: Mapping[str, Tensor]  # of pruned parameters, by name (training/masks.py)
 
     def loss(self, batch: Batch, key: tuple[int, ...]) -> Loss:
-        """The loss without the KL, at the draw that `key` names."""
+        """Compute the loss without the KL, at the draw that `key` names."""
         ...
 
 
 class SelfSupervised:
-    """BYOV; and BYOL, which is the same with nothing random."""
+    """BYOV, and BYOL, which is the same without random weights."""
 
     def __init__(self, config: Config, student: Student, image_size: int) -> None:
         assert config.posterior.where is not None, "resolve the config first"
@@ -79,12 +79,12 @@ class SelfSupervised:
         return Loss(nll, outputs[0].features.detach(), outputs[0].projection.detach())
 
     def _views(self, batch: Batch) -> tuple[tuple[Tensor, Tensor], bool]:
-        """The two views, and whether they are activations after the trunk, which student and teacher share."""
+        """Return the two views, and whether they are activations after the trunk, which student and teacher share."""
         if batch.activations is not None:
             return batch.activations, True
         assert batch.images is not None
         seed, dtype = fold(RandomStream.VIEWS, self.config.seed), self.posterior.means.dtype
-        with torch.autocast(batch.images.device.type, enabled=False):  # pixels are made in full precision
+        with torch.autocast(batch.images.device.type, enabled=False):  # views are computed in full precision
             pair = two_views(batch.images, batch.ids, self.config.views, self.image_size, seed, batch.epoch)
         first, second = (v.to(dtype) for v in pair)
         encoder = encoder_of(self.posterior.module)
@@ -125,7 +125,7 @@ class Supervised:
 
 
 class PostHoc:
-    """An encoder that stays as it came; its posterior's width is found by forward passes (scoring/posthoc.py)."""
+    """An encoder that is not trained; the width of its posterior is found by forward passes (scoring/posthoc.py)."""
 
     teacher = None
     prior = None
@@ -142,21 +142,21 @@ class PostHoc:
 
 
 def signs_of(batch: Batch, config: Config, key: tuple[int, ...]) -> torch.Generator | bool:
-    """Where flipout is on, the signs' generator: micro-batches and processes may share a draw, but not the signs."""
+    """Return the generator of flipout's signs, or False. Micro-batches and processes may share a draw, never signs."""
     if config.posterior.draw != "flipout":
         return False
     return generator(RandomStream.SIGNS, *key, int(batch.ids[0]), device=batch.ids.device)
 
 
 def build_prior(config: Config, posterior: Posterior, teacher: Teacher | None) -> Prior | None:
-    """The prior by name; None where nothing is random."""
+    """Build the prior that the config names; None if nothing is random."""
     settings = config.posterior
     if not posterior.segments.numel:
         return None
     if settings.prior == "standard":
         return priors.Standard()
     if settings.prior == "pretrained":
-        return _pretrained_prior(posterior, settings.prior_std)  # --init sets the means before this is read
+        return _pretrained_prior(posterior, settings.prior_std)  # --init has set the means before
     assert teacher is not None, "resolve the config first"
     if settings.prior == "teacher_mean":
         return priors.TeacherMean(teacher.means)
@@ -166,7 +166,7 @@ def build_prior(config: Config, posterior: Posterior, teacher: Teacher | None) -
 
 
 def _pretrained_prior(posterior: Posterior, std: float) -> priors.Pretrained:
-    """N(weights, std^2) for the encoder, N(0, 1) for the heads, whose weights are random numbers."""
+    """Build N(weights, std^2) for the encoder, and N(0, 1) for the heads, which are not pretrained."""
     mean, stds = posterior.means.detach().clone(), torch.full_like(posterior.means.detach(), std)
     for segment in posterior.segments:
         if not segment.name.startswith(ENCODER):
@@ -186,7 +186,7 @@ def build_learner(
     device: torch.device | str = "cpu",
     initialise: Callable[[Network], None] = lambda network: None,
 ) -> AnyLearner:
-    """The learner of a resolved config, initialised from its seed, then by `initialise` (weights given with --init)."""
+    """Build the learner of a resolved config, initialised from its seed, then by `initialise` (weights of --init)."""
     dtype = torch.float64 if config.precision == "64-true" else torch.float32
     state = torch.random.get_rng_state()
     torch.manual_seed(fold(RandomStream.INIT, config.seed))
@@ -203,6 +203,6 @@ def build_learner(
     finally:
         torch.random.set_rng_state(state)
     initialise(network)
-    network.to(device, dtype)  # before the wrapping: the priors alias the flat tensors
+    network.to(device, dtype)  # before it is wrapped: the priors alias the flat tensors
     kind = {Classifier: Supervised, Bare: PostHoc, Student: SelfSupervised}[type(network)]
     return kind(config, network, image_shape[-1])  # type: ignore[no-any-return]

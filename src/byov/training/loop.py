@@ -1,7 +1,7 @@
-"""The loop: epochs of steps, with monitors, checkpoints and a clean way out.
+"""The training loop: epochs of steps, with monitors, checkpoints and a clean exit on interruption.
 
-Everything random is keyed by (seed, epoch, step, image), so the loop's whole position is one number, the step. A
-checkpoint holds it with the tensors; a resumed run is bit-equal to one never stopped.
+All randomness is keyed by (seed, epoch, step, image), so the position of the loop is one number, the step. A checkpoint
+holds it with the tensors; a resumed run is bit-equal to one that was never stopped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from byov.metrics.representation import knn_accuracy
 from byov.runs import checkpoints
 from byov.runs.folder import RunFolder
 from byov.runs.split import divide
-from byov.runs.training_log import Journal
+from byov.runs.training_log import TrainingLog
 from byov.training.distributed.processes import Processes
 from byov.training.learners import AnyLearner, Batch
 from byov.training.masks import hold_pruned
@@ -47,16 +47,16 @@ from byov.training.step import StepReport, noise_key, training_step
 from byov.training.view_cache import ViewCache, remove_cache
 
 KNN_BANK, KNN_QUERIES = 2000, 1000
-KNN_AT_ONCE = 100  # images: a convolutional encoder takes up to 3 MiB for each at 96 pixels
+KNN_AT_ONCE = 100  # images: a convolutional encoder takes up to 3 MiB per image at 96 pixels
 
 
 class Interrupted(Exception):
-    """Ctrl-C or SIGTERM; the state is saved."""
+    """Raised on Ctrl-C or SIGTERM, after the state was saved."""
 
 
 @contextmanager
 def _signals_noted() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM are noted instead of obeyed, so that a step is never cut in two. A second Ctrl-C is obeyed."""
+    """Collect Ctrl-C and SIGTERM instead of raising, so that a step always completes. A second Ctrl-C raises."""
     seen: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -66,7 +66,7 @@ def _signals_noted() -> Iterator[list[int]]:
 
     try:
         before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: whoever owns that thread handles signals
+    except ValueError:  # not the main thread, which alone handles signals
         before = {}
     try:
         yield seen
@@ -86,7 +86,7 @@ class Trainer:
     processes: Processes = field(default_factory=Processes)
     autocast: Callable[[], Any] | None = None
     fingerprint: str | None = None  # of the source's images
-    trained: Tensor | None = None  # which of the images are trained on, all if None: `data` may be too large to copy
+    trained: Tensor | None = None  # indices of the images trained on, None for all: `data` may be too large to copy
     view_cache: ViewCache | None = None
     say: Callable[[str], None] = print
     on_step: Callable[[int, dict[str, Any]], None] = lambda step, row: None
@@ -98,29 +98,29 @@ class Trainer:
         self.optimizer = build_optimizer(self.learner.posterior, self.config.optim, self.processes)
         self.device = self.learner.posterior.means.device
         self.labels = labels_of(self.data, self.trained)
-        self.seconds = 0.0  # of training so far, over all resumptions
+        self.seconds = 0.0  # of training so far, over all interruptions
         self._saved_at = time.monotonic()
-        self._kept_order: tuple[int, Tensor] | None = None  # epoch and order
+        self._cached_order: tuple[int, Tensor] | None = None  # epoch and order
         self._logged_at = 0, 0.0  # step and time
 
     # ------------------------------------------------------------------------------------------------------- position
 
     @property
     def images(self) -> int:
-        """Number of images trained on."""
+        """The number of images trained on."""
         return len(self.data if self.trained is None else self.trained)
 
     @property
     def steps_per_epoch(self) -> int:
-        return self.images // self.config.optim.batch_size  # an incomplete last batch is left out
+        return self.images // self.config.optim.batch_size  # an incomplete last batch is dropped
 
     @property
     def total(self) -> int:
-        """Steps of the whole run. A posthoc run has one: the fit of its posterior."""
+        """The number of steps of the whole run. A posthoc run has one: the fit of its posterior."""
         return 1 if self.config.method == "posthoc" else self.config.optim.epochs * self.steps_per_epoch
 
     def batches(self, step: int) -> list[Batch]:
-        """This process's micro-batches of a step."""
+        """Return this process's micro-batches of a step."""
         epoch, place = divmod(step, self.steps_per_epoch)
         size = self.config.optim.batch_size
         order = self._order(epoch)
@@ -128,10 +128,10 @@ class Trainer:
         return [self._batch(part, epoch) for part in ids.chunk(self.config.optim.accumulate)]
 
     def _order(self, epoch: int) -> Tensor:
-        """The order of the images in an epoch, kept while the epoch lasts."""
-        if self._kept_order is None or self._kept_order[0] != epoch:
-            self._kept_order = epoch, permutation(self.images, RandomStream.ORDER, self.config.seed, epoch)
-        return self._kept_order[1]
+        """Return the order of the images in an epoch, cached for the epoch."""
+        if self._cached_order is None or self._cached_order[0] != epoch:
+            self._cached_order = epoch, permutation(self.images, RandomStream.ORDER, self.config.seed, epoch)
+        return self._cached_order[1]
 
     def _batch(self, ids: Tensor, epoch: int) -> Batch:
         labels = None if self.labels is None else self.labels[ids].to(self.device)
@@ -141,19 +141,24 @@ class Trainer:
         return Batch(None, ids.to(self.device), labels, epoch, (first, second))
 
     def pixels(self, ids: Tensor) -> Tensor:
-        """Training images, uint8 (B, C, H, W), as the source has them."""
+        """Return training images, uint8 (B, C, H, W), as the source stores them."""
         return self.data.images[ids if self.trained is None else self.trained[ids]].to(self.device)
 
     # ------------------------------------------------------------------------------------------------------- training
 
     def run(self) -> dict[str, Any]:
-        """Trains to the end; writes and returns the summary. Interrupted: state saved. TrainingFailed: a NaN."""
+        """Train to the end; write and return the summary.
+
+        Raises:
+            Interrupted: On Ctrl-C or SIGTERM; the state is saved.
+            TrainingFailed: If loss or gradient are not finite.
+        """
         main = self.processes.main
         if main and self.step < self.total:
-            RunFolder(self.folder).summary.unlink(missing_ok=True)  # it told of a shorter run
-        journal = Journal(self.folder, self.step, self.config.monitor.tensorboard) if main else None
-        if journal is not None and self.step == 0:
-            journal.layers(layer_statistics(self.learner.posterior), 0, 0)
+            RunFolder(self.folder).summary.unlink(missing_ok=True)  # it describes a shorter run
+        log = TrainingLog(self.folder, self.step, self.config.monitor.tensorboard) if main else None
+        if log is not None and self.step == 0:
+            log.layers(layer_statistics(self.learner.posterior), 0, 0)
         self.learner.posterior.train()
         self._logged_at = self.step, time.monotonic()
         try:
@@ -161,7 +166,7 @@ class Trainer:
                 while self.step < self.total:
                     begun = time.monotonic()
                     report = self._advance()
-                    row = {} if journal is None else self._log(journal, report)
+                    row = {} if log is None else self._log(log, report)
                     self.on_step(self.step, row)
                     self.seconds += time.monotonic() - begun
                     stop, due = self.processes.any(bool(signals), self._due())
@@ -170,14 +175,14 @@ class Trainer:
                     if stop and self.step < self.total:
                         raise Interrupted(signal.Signals(signals[0]).name if signals else "another process")
         finally:
-            if journal is not None:
-                journal.close()
+            if log is not None:
+                log.close()
         if main:
             remove_cache(self.folder)
         return self._summarise()
 
-    def _log(self, journal: Journal, report: StepReport) -> dict[str, Any]:
-        """Writes what is due after a step: a row of metrics, and the layers at the end of an epoch. Returns the row."""
+    def _log(self, log: TrainingLog, report: StepReport) -> dict[str, Any]:
+        """Write what is due after a step: a row of metrics, and the layers at the end of an epoch. Return the row."""
         epoch_ends = self.step % self.steps_per_epoch == 0
         if not epoch_ends and self.step % self.config.monitor.log_every:
             return {}
@@ -187,8 +192,8 @@ class Trainer:
         row |= self._monitor(report)
         if epoch_ends:
             row["knn"] = self._knn()
-            journal.layers(layer_statistics(self.learner.posterior), self.step // self.steps_per_epoch, self.step)
-        journal.metrics(row)
+            log.layers(layer_statistics(self.learner.posterior), self.step // self.steps_per_epoch, self.step)
+        log.metrics(row)
         self._logged_at = self.step, time.monotonic()
         return row
 
@@ -204,7 +209,7 @@ class Trainer:
         return report
 
     def _monitor(self, report: StepReport) -> dict[str, Any]:
-        """A row of metrics."""
+        """Compute a row of metrics."""
         last, teacher = report.last, self.learner.teacher
         projection_std = None if last.projection is None else feature_std(last.projection)
         warning = None if projection_std is None else collapse_warning(projection_std, self.step)
@@ -214,7 +219,7 @@ class Trainer:
         values = {key: value for key, value in report._asdict().items() if key != "last"}
         moved = None
         if teacher is not None and report.tau is not None:
-            # The teacher has moved already: what is left of the gap is tau of what it was.
+            # The teacher has moved already: the remaining gap is tau times what it was.
             moved = (1 - report.tau) / max(report.tau, 1e-6) * teacher.distance(self.learner.posterior)
         return values | {
             "feature_std": feature_std(last.features),
@@ -225,7 +230,7 @@ class Trainer:
         }
 
     def _knn(self) -> float | None:
-        """Accuracy of a kNN on features at the means: a fixed part of the training images asks the rest."""
+        """Compute kNN accuracy on features at the means: a fixed part of the training images queries another."""
         epoch, every = self.step // self.steps_per_epoch, self.config.monitor.knn_every
         if self.labels is None or not every or (epoch % every and self.step < self.total):
             return None
@@ -242,7 +247,7 @@ class Trainer:
         return knn_accuracy(features[queries:], labels[queries:], features[:queries], labels[:queries])
 
     def _diagnose(self, batches: list[Batch]) -> str:
-        """Names step, loss and layer of a NaN: the same draw and batches once more, with eyes open."""
+        """Name step, loss and layer of a NaN, by repeating the same draw and batches with every output checked."""
         key = noise_key(self.config, self.step, self.processes.rank)
         with FirstBadOutput(self.learner.posterior.module) as watch, torch.no_grad():
             losses = []
@@ -251,7 +256,7 @@ class Trainer:
                     losses.append(float(self.learner.loss(batch, key).nll))
         layer = watch.name or first_bad_parameter(self.learner.posterior) or "the loss itself"
         last = RunFolder(self.folder).checkpoint
-        kept = f"the last good state is kept in {last}" if last.exists() else "no checkpoint had been written yet"
+        kept = f"the last good state is saved in {last}" if last.exists() else "no checkpoint had been written yet"
         return (
             f"step {self.step}: the loss without the KL is {sum(losses) / len(losses):g} and the first value that is "
             f"not finite is in {layer}; "
@@ -267,7 +272,7 @@ class Trainer:
         return time.monotonic() - self._saved_at > self.config.monitor.checkpoint_seconds
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor of the run's state."""
+        """Return every tensor of the run's state."""
         learner = self.learner
         state = {f"student.{k}": v for k, v in learner.posterior.tensors().items()}
         if learner.teacher is not None:
@@ -278,7 +283,7 @@ class Trainer:
         return state | {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()}
 
     def save(self) -> None:
-        """Writes checkpoints/last.safetensors."""
+        """Write the checkpoint."""
         sharded = isinstance(self.optimizer, ShardedAdamW)
         tensors = self.tensors() if self.processes.main or sharded else {}  # shards are gathered from all processes
         if self.processes.main:
@@ -295,7 +300,7 @@ class Trainer:
         self._saved_at = time.monotonic()
 
     def restore(self) -> None:
-        """Goes back to checkpoints/last.safetensors."""
+        """Return to the last checkpoint."""
         path = RunFolder(self.folder).checkpoint
         tensors, state = checkpoints.load(path)
         different = differences(merge(Config(), state["config"], str(path)), self.config)
@@ -312,14 +317,14 @@ class Trainer:
         self.step, self.seconds = state["step"], state["seconds"]
 
     def finish(self, seconds: float) -> dict[str, Any]:
-        """Ends a run whose posterior was fitted without training; writes and returns the summary."""
+        """End a run whose posterior was fitted without training; write and return the summary."""
         self.step, self.seconds = self.total, seconds
         self.save()
         return self._summarise()
 
     def _summarise(self) -> dict[str, Any]:
         sigma = self.learner.posterior.sigma
-        sigma = sigma[sigma > 0]  # a pruned weight has none
+        sigma = sigma[sigma > 0]  # a pruned weight has sigma 0
         summary = {
             "steps": self.step,
             "epochs": self.config.optim.epochs,
@@ -335,16 +340,16 @@ class Trainer:
 
 
 def labels_of(data: ImageSet, trained: Tensor | None) -> Tensor | None:
-    """The labels of the images trained on."""
+    """Return the labels of the images trained on."""
     return data.labels if data.labels is None or trained is None else data.labels[trained]
 
 
 def classes_of(data: ImageSet, trained: Tensor | None = None) -> int | None:
-    """Number of classes among the images trained on, where there are labels."""
+    """Return the number of classes among the images trained on; None without labels."""
     labels = labels_of(data, trained)
     return None if labels is None else int(labels.max()) + 1
 
 
 def subset(data: ImageSet, count: int) -> ImageSet:
-    """A fixed random subset: the same for every seed."""
+    """Return a fixed random subset, the same for every seed."""
     return data if count >= len(data) else data.subset(divide(len(data), count, 0).trained)

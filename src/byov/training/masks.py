@@ -1,8 +1,8 @@
-"""Pruned weights: mean 0, no noise, no gradient, out of the KL.
+"""Pruned weights: mean 0, no noise, no gradient, not in the KL.
 
 A mask is a bool tensor by a parameter's name, True where the weight is kept. At the log-variance PRUNED a sigma,
-exp(log_variance / 2), is exactly 0 in float32 and in float64, so every draw is exactly 0 there: the draw itself, the
-hot path of a step, knows nothing of masks. Gradients are stopped by hooks on the parameters, so neither does the step.
+exp(log_variance / 2), is exactly 0 in float32 and float64, so every draw is exactly 0 there. Gradients are stopped by
+hooks on the parameters. So neither the draw nor the step, the hot path, needs to know about masks.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from byov.posterior.priors import Gaussian
 from byov.training.learners import Learner
 
-PRUNED = -2000.0  # exp(-1000) is 0; a log-variance of -inf would make NaNs of its gradients
+PRUNED = -2000.0  # exp(-1000) is 0; a log-variance of -inf would turn its gradients into NaNs
 
 
 def pruned(tensors: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A checkpoint's tensors, pruned: in student and teacher alike, for one is the other's average.
+    """Prune a checkpoint's tensors, in the student and in the teacher, which is its average.
 
-    The optimizer's moments are left out: they remember weights that are gone. It starts anew.
+    The optimizer's moments are dropped, since they belong to the weights before; it starts again.
     """
     kept = {name: value for name, value in tensors.items() if not name.startswith(("optimizer.", "mask."))}
     for name, mask in masks.items():
@@ -35,7 +35,7 @@ def pruned(tensors: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> dict[s
 
 
 def hold_pruned(learner: Learner, masks: Mapping[str, Tensor]) -> None:
-    """From now on what is pruned (and so has mean 0 and log-variance PRUNED already) stays so in training."""
+    """Keep weights pruned while training; their means are 0 and their log-variances PRUNED already."""
     if not masks:
         return
     posterior = learner.posterior
@@ -54,5 +54,5 @@ def hold_pruned(learner: Learner, masks: Mapping[str, Tensor]) -> None:
 
 
 def _silence(parameter: nn.Parameter, mask: Tensor) -> None:
-    """A gradient of 0 where the mask is off. AdamW, whose moments are then 0 too, and LARS do not move a 0 by it."""
+    """Set the gradient to 0 where the mask is off: neither AdamW, with moments of 0, nor LARS moves the weight."""
     parameter.register_hook(lambda gradient: gradient * mask)  # type: ignore[no-untyped-call]

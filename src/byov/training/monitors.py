@@ -1,4 +1,4 @@
-"""Label-free monitors: is the representation alive, does the teacher move, where is the posterior uncertain?"""
+"""Label-free monitors of training: collapse, effective rank, sigma and SNR per layer, memory, the source of a NaN."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ COLLAPSED_STD = 0.05
 
 @torch.no_grad()
 def feature_std(features: Tensor) -> float:
-    """Spread of directions: 1 where unit features are isotropic, 0 where all are the same (SimSiam's check)."""
+    """Measure the spread of directions: 1 if unit features are isotropic, 0 if all are equal (SimSiam's check)."""
     unit = F.normalize(features.float(), dim=1)
     return float(unit.std(dim=0, correction=0).mean() * unit.shape[1] ** 0.5)
 
 
 @torch.no_grad()
 def effective_rank(features: Tensor) -> float:
-    """exp(entropy) of the spectrum of the centred features: how many directions they really use."""
+    """Compute exp(entropy) of the spectrum of the centred features: the number of directions in use."""
     features = features.cpu().double()
     centred = features - features.mean(dim=0)
     spectrum = torch.linalg.svdvals(centred)
@@ -36,7 +36,7 @@ def effective_rank(features: Tensor) -> float:
 
 
 def collapse_warning(projection_std: float, step: int) -> str | None:
-    """A plain sentence if all images are projected onto nearly the same direction."""
+    """Return a warning if all images are projected onto nearly the same direction."""
     if projection_std >= COLLAPSED_STD:
         return None
     return (
@@ -47,7 +47,7 @@ def collapse_warning(projection_std: float, step: int) -> str | None:
 
 @torch.no_grad()
 def layer_statistics(posterior: Posterior) -> list[dict[str, Any]]:
-    """Sigma and SNR of every random parameter; of its weights those that are not pruned, and so have a sigma."""
+    """Summarise sigma and SNR of every random parameter, over the weights that are not pruned."""
     rows = []
     sigmas, ratios = posterior.segments.named(posterior.sigma), posterior.snr()
     for segment in posterior.segments:
@@ -69,7 +69,7 @@ def layer_statistics(posterior: Posterior) -> list[dict[str, Any]]:
 
 
 def peak_memory_mib(device: torch.device) -> float:
-    """The most memory this process has held, in MiB: of the GPU where there is one, else resident."""
+    """Return the peak memory of this process in MiB: of the GPU if it uses one, else resident."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     status = Path("/proc/self/status")
@@ -82,7 +82,7 @@ def peak_memory_mib(device: torch.device) -> float:
 
 @torch.no_grad()
 def first_bad_parameter(posterior: Posterior) -> str | None:
-    """The first parameter with a NaN or infinity in its values or gradient."""
+    """Return the name of the first parameter with a NaN or infinity in its values or gradient."""
     flats = [posterior.means, posterior.log_variances, posterior.means.grad, posterior.log_variances.grad]
     for segment in posterior.segments:
         if any(f is not None and not f[segment.offset : segment.stop].isfinite().all() for f in flats):
@@ -94,7 +94,7 @@ def first_bad_parameter(posterior: Posterior) -> str | None:
 
 
 class FirstBadOutput:
-    """While this lasts, remembers the first submodule whose output is not finite."""
+    """A context that records the first submodule whose output is not finite."""
 
     def __init__(self, module: nn.Module) -> None:
         self.name: str | None = None

@@ -11,18 +11,18 @@ from byov.backbones import Encoder
 from byov.backbones.vit import initialise
 from byov.config import Model
 
-ENCODER = "encoder."  # what the names of an encoder's parameters begin with, in Student and Classifier
+ENCODER = "encoder."  # prefix of an encoder's parameter names in Student and Classifier
 
 
 def encoder_of(network: nn.Module) -> Encoder:
-    """The encoder of a student, a teacher or a classifier."""
+    """Return the encoder of a student, a teacher or a classifier."""
     encoder = network.get_submodule(ENCODER[:-1])
     assert isinstance(encoder, Encoder)
     return encoder
 
 
 def head(inputs: int, hidden: int, outputs: int, layers: int, norm: str) -> nn.Sequential:
-    """BYOL's head: (Linear, norm, ReLU) for each hidden layer, then a Linear without bias."""
+    """Build BYOL's head: (Linear, norm, ReLU) for each hidden layer, then a Linear without bias."""
     norms: dict[str, Callable[[int], nn.Module]] = {
         "batch": nn.BatchNorm1d,
         "layer": nn.LayerNorm,
@@ -59,19 +59,19 @@ class Student(nn.Module):
 
 
 class Bare(nn.Module):
-    """An encoder and nothing else, where nothing is trained."""
+    """Only an encoder, for methods that train nothing."""
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
         self.encoder = encoder
 
     def forward(self, images: Tensor) -> tuple[Tensor]:
-        """Features."""
+        """Return the features."""
         return (self.encoder(images),)
 
 
 class Classifier(nn.Module):
-    """Encoder and a linear layer."""
+    """An encoder and a linear layer."""
 
     def __init__(self, encoder: Encoder, classes: int) -> None:
         super().__init__()
@@ -79,6 +79,6 @@ class Classifier(nn.Module):
         self.classifier = nn.Linear(encoder.features, classes).apply(initialise)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Features and logits."""
+        """Return features and logits."""
         features = self.encoder(images)
         return features, self.classifier(features)

@@ -1,4 +1,4 @@
-"""What a run will be, told before it starts: a description, a time estimate, a warning if it is too short."""
+"""What to report before a run starts: a description, a time estimate, and a warning if it is too short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fills in what a config leaves open, once, from the images and the method; and says no to what cannot work."""
+"""Resolve a config: fill in what it leaves open, from the images and the method, and refuse what cannot work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLUR_FROM = 64  # pixels: at 32 a blurred image shows nothing
 LEAST_STEPS = 1500  # of a run whose length byov chooses: the maps of docs/concepts/sigma.md have 1,560
 MOST_EPOCHS = 500  # that are chosen for it: a hundred images are learned by heart before
 SELF_SUPERVISED = ("byov", "byol")
-WEIGHT_DECAY = {"adamw": 0.05, "lars": 1e-6}  # where nothing is random
+WEIGHT_DECAY = {"adamw": 0.05, "lars": 1e-6}  # if nothing is random
 
 
 def resolve(
@@ -33,7 +33,7 @@ def resolve(
     local: int = 1,
     least_steps: int = 0,
 ) -> Config:
-    """A config with nothing left open, for `images` training images that are stored in this shape.
+    """Return a config with nothing left open, for `images` training images that are stored in this shape.
 
     `world` processes train together, `local` of them on this machine. Epochs are added until there are `least_steps`
     (or MOST_EPOCHS).
@@ -79,7 +79,9 @@ def resolve(
             config.views,
             first=_view(config.views.first, side, flips, blur=1.0),
             second=_view(config.views.second, side, flips, blur=0.1),
-            cached=config.views.cached if config.method in SELF_SUPERVISED else 0,  # the others have no pairs of views
+            cached=config.views.cached
+            if config.method in SELF_SUPERVISED
+            else 0,  # the other methods have no pairs of views
         ),
     )
     _check(resolved, world)
@@ -87,12 +89,12 @@ def resolve(
 
 
 def cores() -> int:
-    """The cores this process may use."""
+    """Return the number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def resolve_device(device: str) -> str:
-    """The device a name stands for; one that is not there is bad input."""
+    """Return the device a name stands for; an unavailable one is a BadInput."""
     there = {"cpu": True, "cuda": torch.cuda.is_available()}
     if device == "auto":
         return "cuda" if there["cuda"] else "cpu"  # mps has no float64, which the KL is summed in
@@ -111,12 +113,12 @@ def _optim(config: Config, images: int, world: int, least_steps: int) -> Optim:
     optim = config.optim
     usual = 0.0 if config.method in BAYESIAN else WEIGHT_DECAY[optim.optimizer]
     size = optim.batch_size
-    if size > images:  # all of them, but so that the processes have as many each
+    if size > images:  # all of them, but the same number for each process
         parts = max(optim.accumulate, 1) * world
         size = images // parts * parts or images
-    an_epoch = max(1, images // max(1, size))
-    epochs = max(optim.epochs, min(MOST_EPOCHS, -(-least_steps // an_epoch)))
-    rate = log_variance_rate(max(1, epochs * an_epoch), config.posterior.scale == "softplus")
+    steps_per_epoch = max(1, images // max(1, size))
+    epochs = max(optim.epochs, min(MOST_EPOCHS, -(-least_steps // steps_per_epoch)))
+    rate = log_variance_rate(max(1, epochs * steps_per_epoch), config.posterior.scale == "softplus")
     return replace(
         optim,
         epochs=epochs,
@@ -132,22 +134,26 @@ def _view(view: View, side: int, flips: bool, blur: float) -> View:
 
 
 def _check(config: Config, world: int) -> None:
-    """Ranges that no type can say."""
+    """Check ranges that types cannot express."""
     optim, posterior, model = config.optim, config.posterior, config.model
     if config.method in BAYESIAN and posterior.where == "none":
         raise BadInput(f"method {config.method} with posterior.where none has nothing random: use byol or supervised.")
     if config.method not in BAYESIAN and posterior.where != "none":
         raise BadInput(f"method {config.method} has nothing random: leave posterior.where out, or use byov.")
     if config.method in SUPERVISED and posterior.prior.startswith("teacher"):
-        raise BadInput(f"the prior {posterior.prior} needs a teacher, which {config.method} has not: use standard.")
+        raise BadInput(
+            f"the prior {posterior.prior} needs a teacher, which {config.method} does not have: use standard."
+        )
     if config.objective.name == "byol_negatives" and (config.method in SUPERVISED or world > 1):
-        raise BadInput("objective.name byol_negatives is for byov and byol in one process: leave it out, or train so.")
+        raise BadInput(
+            "objective.name byol_negatives is for byov and byol in a single process: leave it out, or use one of these."
+        )
     rules = [
         (optim.epochs >= 1, "optim.epochs must be at least 1"),
         (optim.batch_size >= 2, "optim.batch_size must be at least 2"),
         (
             1 <= optim.accumulate <= optim.batch_size // (2 * world),
-            f"optim.accumulate must leave at least 2 images a micro-batch, for each of {world} processes",
+            f"optim.accumulate must leave at least 2 images per micro-batch, for each of {world} processes",
         ),
         (
             optim.batch_size % (max(optim.accumulate, 1) * world) == 0,
@@ -155,7 +161,7 @@ def _check(config: Config, world: int) -> None:
         ),
         (
             optim.optimizer != "lars" or optim.lr > Optim.lr,
-            f"LARS learns nothing at AdamW's learning rate (optim.lr is {optim.lr:g}; BYOL's are 0.2 to 0.45 for each "
+            f"LARS learns nothing at AdamW's learning rate (optim.lr is {optim.lr:g}; BYOL's are 0.2 to 0.45 per "
             "256 images of a batch)",
         ),
         (not optim.shard or optim.optimizer == "adamw", "optim.shard needs optim.optimizer adamw"),
@@ -174,7 +180,7 @@ def _check(config: Config, world: int) -> None:
             config.views.cached >= 0 and config.views.cached % 2 == 0,
             "views.cached must be 0 or an even number, half of it for each of the two views",
         ),
-        (0 <= optim.warmup < 1, "optim.warmup is a part of the run, from 0 to below 1"),
+        (0 <= optim.warmup < 1, "optim.warmup is a fraction of the run, from 0 to below 1"),
         (0 <= optim.tau <= 1, "optim.tau must be between 0 and 1"),
         (optim.clip is None or optim.clip > 0, "optim.clip must be positive, or None"),
         (posterior.temperature >= 0, "posterior.temperature must not be negative"),
@@ -189,7 +195,9 @@ def _check(config: Config, world: int) -> None:
     ]
     for v in (config.views.first, config.views.second):
         chances = [v.flip, v.jitter, v.grey, v.blur, v.solarise]
-        rules.append((all(c is not None and 0 <= c <= 1 for c in chances), "a view's chances must be between 0 and 1"))
+        rules.append(
+            (all(c is not None and 0 <= c <= 1 for c in chances), "a view's probabilities must be between 0 and 1")
+        )
         rules.append((0 < v.crop_area[0] <= v.crop_area[1] <= 1, "views.*.crop_area must rise within (0, 1]"))
         rules.append((0 < v.crop_ratio[0] <= v.crop_ratio[1], "views.*.crop_ratio must rise and be positive"))
         rules.append((0 <= v.hue <= 0.5, "views.*.hue must be between 0 and 0.5"))

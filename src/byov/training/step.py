@@ -1,4 +1,4 @@
-"""One training step: draw, forward, backward, KL, optimizer, teacher. All of the method's arithmetic is here."""
+"""One training step: draw, forward, backward, KL, optimizer, teacher. The arithmetic of the method is all here."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from byov.training.optimizers.parametrization import optimized_scale
 
 
 class StepReport(NamedTuple):
-    loss: float
-    nll: float
+    loss: float  # nll + beta * temperature * kl / images
+    nll: float  # the objective's own loss
     kl: float | None
     beta: float
     tau: float | None
@@ -30,7 +30,7 @@ class StepReport(NamedTuple):
 
 
 def noise_key(config: Config, step: int, rank: int) -> tuple[int, ...]:
-    """The key of a step's draw: fresh for every step, and for every process unless they share it."""
+    """Return the key of a step's draw: new for every step, and for every process unless they share noise."""
     return (RandomStream.NOISE, config.seed, step, 0 if config.posterior.shared_noise else rank)
 
 
@@ -44,12 +44,12 @@ def training_step(
     processes: Processes = Processes(),  # noqa: B008
     autocast: AbstractContextManager[object] | None = None,
 ) -> StepReport | None:
-    """Step `step` of `total`. Returns None, with nothing changed, where loss or gradient is not finite."""
+    """Make step `step` of `total`. Return None, with nothing changed, if loss or gradient are not finite."""
     progress = step / total
     posterior = learner.posterior
     lr, log_variance_lr = set_learning_rates(optimizer, config.optim, progress)
     beta = schedules.beta(progress, config.posterior.beta_start, config.posterior.beta_end)
-    # Dropout takes its numbers from torch's own generator: keyed by the step too, so that it carries no state.
+    # Dropout uses torch's global generator: seeded per step, so that it carries no state.
     torch.manual_seed(fold(RandomStream.DROPOUT, config.seed, step, processes.rank))
 
     posterior.reuse_gradients()

@@ -1,11 +1,11 @@
-"""Cached views of a frozen trunk: what its stages make of a few augmented views per image, computed once.
+"""Cached views of a frozen trunk: its activations for a few augmented views per image, computed once.
 
-A frozen trunk makes the same of the same view in every epoch, in student and teacher, and it is most of the encoder's
-cost. So `views.cached` views per image, half of each of BYOL's two kinds, go through it once. Every epoch then reads a
-pair of activations per image; which pair depends on the epoch alone.
+A frozen trunk gives the same activations for the same view in every epoch, in student and teacher, and it is most of
+the encoder's cost. So `views.cached` views per image, half for each of BYOL's two views, pass it once. Every epoch then
+reads a pair of activations per image; which pair depends only on the epoch.
 
-The activations are a float16 file in `RUN/cache/`, mapped into memory. A JSON file next to it holds what they depend
-on. It is written last, so that a cache is whole or does not count. A finished run has none: it is made again if needed.
+The activations are a float16 file in `RUN/cache/`, mapped into memory. A JSON file next to it describes what they
+depend on. It is written last, so that an incomplete cache is ignored. It is removed when the run finishes.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from byov.data.views import view
 from byov.runs.folder import RunFolder
 
 FILE, ABOUT = "views.f16", "views.json"
-BATCH = 64  # images that pass the trunk at a time, on one core
+BATCH = 64  # images per pass through the trunk, on one core
 
 
 class Description(NamedTuple):
     """What a cache holds."""
 
     digest: str
-    """Of everything that the activations depend on."""
+    """Digest of everything that the activations depend on."""
     shape: tuple[int, ...]
-    """Views, images, and the activations of one view as they lie in the file."""
+    """Views, images, and the shape of one view's activations in the file."""
     channels_last: bool
-    """Whether these are (height, width, channels), as the trunk gave them in memory: what comes after runs faster."""
+    """Whether the latter is (height, width, channels), as the trunk returned it: the next layers run faster."""
 
     @property
     def bytes(self) -> int:
@@ -55,25 +55,25 @@ class Description(NamedTuple):
 
 @dataclass(frozen=True)
 class ViewCache:
-    """The activations of views 0 to M - 1 of every image: even numbers are BYOL's first kind, odd ones the second."""
+    """The activations of views 0 to M - 1 of every image: even numbers are BYOL's first view, odd ones the second."""
 
     file: Path
     description: Description
 
     def pair(self, ids: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
-        """The two views of images in an epoch, float16."""
+        """Return the two views of images in an epoch, float16."""
         first, second = pair_of(epoch, self.description.shape[0] // 2)
         return self.view(2 * first, ids), self.view(2 * second + 1, ids)
 
     def view(self, number: int, ids: Tensor) -> Tensor:
-        """One view of images. The file is mapped for each call: pages of a lasting map would count as memory."""
+        """Return one view of images. The file is mapped per call: pages of a lasting map would count as memory."""
         mapped = np.memmap(self.file, np.float16, "r", shape=self.description.shape)
         read = torch.from_numpy(mapped[number, ids.numpy()])
         return read.movedim(-1, 1) if self.description.channels_last else read
 
 
 def pair_of(epoch: int, half: int) -> tuple[int, int]:
-    """Which view of each kind an epoch has: all pairs come in turn, each kind's views equally often."""
+    """Return the first and second view of an epoch: all pairs in turn, each view equally often."""
     return epoch % half, (epoch + epoch // half) % half
 
 
@@ -81,7 +81,7 @@ def pair_of(epoch: int, half: int) -> tuple[int, int]:
 
 
 def check(config: Config, encoder: Encoder, out: Path | None = None) -> None:
-    """Says no, before anything is written, where there is no trunk, or no space for the cache of the run `out`."""
+    """Refuse, before anything is written, if there is no trunk or no space for the cache of the run `out`."""
     if not config.views.cached:
         return
     if not (encoder.has_trunk and encoder.frozen_statistics):
@@ -94,13 +94,13 @@ def check(config: Config, encoder: Encoder, out: Path | None = None) -> None:
 
 
 def describe(config: Config, encoder: Encoder, fingerprint: str, trained: Tensor | None) -> Description:
-    """What the cache of a run holds; `fingerprint` is that of the source's images, `trained` says which are used."""
+    """Describe a run's cache; `fingerprint` is that of the source's images, `trained` the indices of those used."""
     weights = hashlib.sha256()
     frozen = {name: p for name, p in encoder.named_parameters() if not p.requires_grad}
     for name, tensor in {**frozen, **dict(encoder.named_buffers())}.items():
         weights.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
     which = b"" if trained is None else trained.numpy().tobytes()
-    told = {
+    depends_on = {
         "weights": weights.hexdigest(),
         "until": encoder.frozen_until,
         "images": fingerprint,
@@ -109,7 +109,7 @@ def describe(config: Config, encoder: Encoder, fingerprint: str, trained: Tensor
         "image_size": config.image_size,
         "seed": config.seed,
     }
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()
     return Description(digest, *_shape_and_order(config, encoder))
 
 
@@ -132,7 +132,7 @@ def make(
     pixels: Callable[[Tensor], Tensor],
     progress: Progress = lambda what, done, total: None,
 ) -> None:
-    """Makes a run's cache, if it has none; `pixels` gives training images by number. A cache of others is bad input."""
+    """Make a run's cache if it has none; `pixels` returns training images. Another cache in its place is a BadInput."""
     folder = RunFolder(run).view_cache
     if (about := _about(folder)) is not None:
         if about != description:
@@ -154,7 +154,7 @@ def make(
 
 
 def open_cache(run: Path, description: Description) -> ViewCache:
-    """Maps a run's cache, which `make` has made."""
+    """Open the cache that `make` has made."""
     folder = RunFolder(run).view_cache
     if _about(folder) != description:
         raise BadInput(f"{folder} cannot be read here: all processes must share the disk of the run.")
@@ -162,12 +162,12 @@ def open_cache(run: Path, description: Description) -> ViewCache:
 
 
 def remove_cache(run: Path) -> None:
-    """Removes a run's cache: it is large, and can be made again."""
+    """Remove a run's cache: it is large, and can be made again."""
     shutil.rmtree(RunFolder(run).view_cache, ignore_errors=True)
 
 
 def _about(folder: Path) -> Description | None:
-    """What a folder holds; None if it is no whole cache."""
+    """Return what a folder holds; None if it is not a complete cache."""
     try:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
         description = Description(about["digest"], tuple(about["shape"]), about["channels_last"])
@@ -190,7 +190,7 @@ def _check_space(run: Path, needed: int) -> None:
 def _activations(
     config: Config, encoder: Encoder, pixels: Callable[[Tensor], Tensor], description: Description
 ) -> Iterator[Tensor]:
-    """All of view 0, batch by batch, then all of view 1, ...; on a CPU each core has batches of its own."""
+    """Yield all of view 0, batch by batch, then all of view 1, and so on; on a CPU each core computes other batches."""
     fast, seed = cast(Encoder, inference_copy(encoder)), fold(RandomStream.VIEWS, config.seed)
     size, dtype = encoder.image_shape[-1], encoder.pixel_mean.dtype
     batches = torch.split(torch.arange(description.shape[1]), BATCH)

@@ -78,7 +78,7 @@ def test_two_processes_equal_one(tmp_path: Path, config: Config) -> None:
 
 
 def test_noise_differs_between_processes_unless_shared(tmp_path: Path) -> None:
-    """By default each process has a draw of its own: what they learn together is then not what one process learns."""
+    """By default each process has a separate draw, so two processes do not equal one."""
     config = settings("byov")
     first, second = spawned(_train, tmp_path, config)
     one = train(tmp_path, config, Processes())
@@ -239,7 +239,7 @@ def test_torchrun_trains_and_one_process_goes_on(tmp_path: Path) -> None:
     process = torchrun("--out", str(run), "--optim.epochs", "2", "--optim.shard")
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert out.count("images_per_second") == 1  # said once
+    assert out.count("images_per_second") == 1  # reported once
     assert json.loads((run / "summary.json").read_text())["steps"] == 8
     assert "threads: 1" in (run / "config.yaml").read_text()
     extend = [sys.executable, "-m", "byov", "train", "--out", str(run), "--extend", "1"]
@@ -262,7 +262,7 @@ def test_torchrun_stops_where_one_process_alone_meets_a_mistake(tmp_path: Path, 
     if mistake == "a run is there":
         (run / "config.yaml").write_text("seed: 1")
         process = torchrun("--out", str(run))
-    else:  # rank 1's working folder is another, as on a node with disks of its own
+    else:  # rank 1's working folder is another, as on a node with its own disks
         code = (
             "import os, sys; os.chdir(sys.argv.pop(1 + int(os.environ['RANK']))); sys.argv.pop(1); import byov.__main__"
         )

@@ -1,4 +1,4 @@
-"""LARS against the definition of DeepMind's BYOL, written out tensor by tensor; its resumption; the encoder's rate."""
+"""LARS against the definition of DeepMind's BYOL, written out tensor by tensor; resuming; the encoder's rate."""
 
 from dataclasses import replace
 from pathlib import Path

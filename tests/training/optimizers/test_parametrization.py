@@ -37,7 +37,7 @@ def test_the_slope_is_autograds() -> None:
 
 
 def test_a_step_is_that_of_a_network_written_in_rho() -> None:
-    """SGD on the loss of a drawn Linear, beside the same loss written with sigma = softplus(rho) and autograd."""
+    """SGD on the loss of a drawn Linear, against the same loss written with sigma = softplus(rho) and autograd."""
     torch.manual_seed(0)
     posterior = Posterior(nn.Linear(3, 2).double(), init_log_variance=-1.0)
     optimizer = torch.optim.SGD([posterior.log_variances], lr=0.1)

@@ -1,4 +1,4 @@
-"""The processes that work together: started by torchrun or SLURM, each with its share of every batch, or of draws."""
+"""Processes that work together, started by torchrun or SLURM: each has a share of every batch, or of the draws."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from byov._core.errors import BadInput, SaidElsewhere
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among all of them, and what they do together. Alone, everything here costs nothing."""
+    """This process among all, and their collective operations. For a single process they cost nothing."""
 
     rank: int = 0
     world: int = 1
@@ -28,7 +28,7 @@ class Processes:
         return self.rank == 0
 
     def average_(self, tensors: Sequence[Tensor]) -> None:
-        """Replaces tensors by their means over the processes: one all-reduce, however many they are."""
+        """Replace tensors by their means over the processes, with one all-reduce for all of them."""
         if self.world > 1:
             flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
             distributed.all_reduce(flat)
@@ -37,7 +37,7 @@ class Processes:
                 tensor.copy_(part.view_as(tensor))
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """Each flag: whether it is up in any process. All then do the same thing after the same step."""
+        """Return for each flag whether it is set in any process, so that all act alike after the same step."""
         if self.world == 1:
             return flags
         device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
@@ -47,9 +47,10 @@ class Processes:
 
     @contextmanager
     def one_voice(self) -> Iterator[None]:
-        """Bad input that any process meets in the block stops them all; the first that met it tells of it.
+        """Stop all processes if any raises BadInput in the block; the first of these reports it.
 
-        All wait for one another at its end. Nothing collective may happen within: who has met bad input is not there.
+        All wait for each other at the end. The block must not contain collective operations: a process that raised
+        would be missing.
         """
         met: BadInput | None = None
         try:
@@ -77,7 +78,7 @@ class Processes:
             yield box[0]
 
     def leave(self) -> None:
-        """Ends the group: torch complains of one that is left standing."""
+        """End the process group; torch warns if it is not."""
         if self.world > 1 and distributed.is_initialized():
             distributed.destroy_process_group()
 
@@ -144,14 +145,14 @@ def has_gone(error: RuntimeError) -> bool:
 
 
 def meet(device: str, local: int, nodes: int, precision: Any = "32-true", backend: str | None = None) -> Any:
-    """A Fabric, with this process's own device, that has met `local` processes here and as many on every other node.
+    """Launch a Fabric for this process's device, with `local` processes on each of the nodes.
 
-    backend: of torch.distributed; unset, the device's own.
+    `backend` is that of torch.distributed; None chooses by device.
     """
-    from lightning_fabric import Fabric  # slow to import: only where it is needed
+    from lightning_fabric import Fabric  # slow to import: only if it is needed
     from lightning_fabric.strategies.ddp import DDPStrategy
 
-    # torch gives up after 10 to 30 minutes; decoding a large folder, while the others wait, may take longer.
+    # torch's timeout is 10 to 30 minutes; decoding a large folder, while the others wait, may take longer.
     many = local * nodes > 1
     strategy = DDPStrategy(process_group_backend=backend, timeout=timedelta(days=1)) if many else "auto"
     fabric = Fabric(accelerator=device, devices=local, num_nodes=nodes, strategy=strategy, precision=precision)
@@ -160,11 +161,11 @@ def meet(device: str, local: int, nodes: int, precision: Any = "32-true", backen
 
 
 def started() -> tuple[int, int]:
-    """How many processes torchrun or SLURM's srun has started: on this node, and the number of nodes."""
+    """Return how many processes torchrun or SLURM's srun has started on this node, and the number of nodes."""
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 0))
     if local:
         return local, int(os.environ["WORLD_SIZE"]) // local
-    if not os.environ.get("SLURM_STEP_ID", "").isdigit():  # in a batch script itself, or on no cluster at all
+    if not os.environ.get("SLURM_STEP_ID", "").isdigit():  # in a batch script itself, or not on a cluster
         return 1, 1
     tasks, nodes = int(os.environ["SLURM_STEP_NUM_TASKS"]), int(os.environ.get("SLURM_STEP_NUM_NODES", 1))
     return tasks // nodes, nodes

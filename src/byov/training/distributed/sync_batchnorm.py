@@ -1,6 +1,6 @@
-"""Batch normalisation over the images of all processes. (torch's own SyncBatchNorm runs on GPUs only.)
+"""Batch normalisation over the images of all processes; torch's SyncBatchNorm runs on GPUs only.
 
-With it, two processes of 64 images each learn what one of 128 does, and BYOL's heads keep the batch they were made for.
+With it, two processes with 64 images each learn the same as one with 128.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over all processes. Each has a loss of its own that depends on it: their gradients add up, too."""
+    """The sum over all processes. Each has its own loss that depends on it, so gradients are summed, too."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class SharedBatchNorm(_BatchNorm):
         x = input.to(torch.promote_types(input.dtype, torch.float32))
         others = [dim for dim in range(x.dim()) if dim != 1]
         var, mean = torch.var_mean(x, others, correction=0)
-        # Every process fills its own row: their sum is a table of all, from which the whole's variance follows stably.
+        # Every process fills its own row; the sum is a table of all, from which the total variance follows stably.
         rows = torch.zeros(world, 2, len(mean), dtype=x.dtype, device=x.device)
         rows = rows.index_put((torch.tensor(rank, device=x.device),), torch.stack([mean, var]))
         means, variances = _Sum.apply(rows).unbind(1)  # type: ignore[no-untyped-call]
@@ -58,7 +58,7 @@ class SharedBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _follow(self, mean: Tensor, var: Tensor, count: int) -> None:
-        """The running statistics, as torch keeps them."""
+        """Update the running statistics, as torch does."""
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return
         self.num_batches_tracked.add_(1)
@@ -68,7 +68,7 @@ class SharedBatchNorm(_BatchNorm):
 
 
 def share_batch_norms(network: nn.Module, say: Callable[[str], None]) -> None:
-    """Makes every batch normalisation in a network one over all processes; what has a forward of its own is named."""
+    """Make every batch normalisation in a network one over all processes; warn of layers with another forward."""
     others = []
     for module in network.modules():
         if isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward:

@@ -1,4 +1,4 @@
-"""Optimizers over a posterior: the means, the log-variances at a rate of their own, and what is not random."""
+"""Optimizers over a posterior: the means, the log-variances with a separate rate, and what is not random."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def build_optimizer(
     config: Optim,
     processes: Processes = Processes(),  # noqa: B008
 ) -> torch.optim.Optimizer:
-    """The optimizer of a config; its groups are told apart by their key `role`, mean or log_variance."""
+    """Build the optimizer of a config; the key `role` of its groups is mean or log_variance."""
     return Lars(posterior, config) if config.optimizer == "lars" else _adamw(posterior, config, processes)
 
 
@@ -50,7 +50,7 @@ def _adamw(posterior: Posterior, config: Optim, processes: Processes) -> torch.o
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, config: Optim, progress: float) -> tuple[float, float]:
-    """Puts the schedule's learning rates in; returns those of means and log-variances."""
+    """Set the schedule's learning rates; return those of means and log-variances."""
     rates = {
         "mean": schedules.learning_rate(progress, config.lr, config.warmup),
         "log_variance": schedules.learning_rate(progress, config.log_variance_lr or 0.0, config.warmup),
@@ -62,10 +62,10 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, config: Optim, progress
 
 @contextmanager
 def encoder_slowed(posterior: Posterior, factor: float) -> Iterator[None]:
-    """While this lasts, an update moves the encoder's weights by `factor` of its length only.
+    """Scale the encoder's update by `factor` within the block; log-variances are not affected.
 
-    Updates of AdamW and LARS are linear in the learning rate, so this is the learning rate times `factor`, whatever
-    the optimizer's groups and however its state is sharded. Log-variances are left alone.
+    Updates of AdamW and LARS are linear in the learning rate, so this multiplies the learning rate by `factor`,
+    whatever the optimizer's groups and however its state is sharded.
     """
     if factor == 1:
         yield
@@ -77,7 +77,7 @@ def encoder_slowed(posterior: Posterior, factor: float) -> Iterator[None]:
 
 
 def _encoder_weights(posterior: Posterior) -> list[Tensor]:
-    """The encoder's means, which come first among all, and its trained parameters that are not random."""
+    """Return the encoder's means, which come first, and its trained parameters that are not random."""
     segments = [segment for segment in posterior.segments if segment.name.startswith(ENCODER)]
     stop = segments[-1].stop if segments else 0
     assert stop == sum(segment.stop - segment.offset for segment in segments), "the encoder comes first"
@@ -88,9 +88,9 @@ def _encoder_weights(posterior: Posterior) -> list[Tensor]:
 
 @torch.no_grad()
 def decay_means(posterior: Posterior, amount: float) -> None:
-    """Decoupled weight decay on random weight matrices: off in the recipes (the KL does that work), for study.
+    """Apply decoupled weight decay to random weight matrices; off in the recipes, where the KL regularises.
 
-    For AdamW, which sees the means as one tensor; LARS decays by itself.
+    For AdamW, which sees the means as one tensor; LARS has its own weight decay.
     """
     if amount and len(posterior.segments):
         views = posterior.segments.views(posterior.means.detach())
@@ -99,9 +99,9 @@ def decay_means(posterior: Posterior, amount: float) -> None:
 
 
 def clip_gradients(posterior: Posterior, largest: float | None) -> float:
-    """Clips the gradient of means and non-random parameters to a norm; returns the norm before.
+    """Clip the gradient of means and non-random parameters to a norm; return the norm before.
 
-    A norm that is not finite is returned with the gradients left alone, so that their first NaN can be found.
+    If the norm is not finite, gradients stay as they are, so that the first NaN can be found.
     """
     own = [p for p in (posterior.means, *posterior.module.parameters()) if p.grad is not None]
     norm = nn.utils.get_total_norm([p.grad for p in own if p.grad is not None])
@@ -114,13 +114,14 @@ def clip_gradients(posterior: Posterior, largest: float | None) -> float:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state, by the place of the parameter in its groups. A sharded one's: in the first process."""
-    sharded = isinstance(optimizer, ShardedAdamW)  # then all processes must ask together
+    """Return the optimizer's state, keyed by the parameter's index. If sharded, only the main process has it."""
+    sharded = isinstance(optimizer, ShardedAdamW)  # then all processes must call this together
     state = optimizer.gathered_state() if sharded else optimizer.state_dict()["state"]  # type: ignore[attr-defined]
     return {f"{index}.{key}": value for index, entry in state.items() for key, value in entry.items()}
 
 
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Load what `optimizer_tensors` returned."""
     entries: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         index, key = name.split(".", 1)

@@ -1,4 +1,4 @@
-"""LARS (You et al., 2017), as DeepMind's BYOL has it: each weight matrix moves in proportion to its own norm."""
+"""LARS (You et al., 2017), as in DeepMind's BYOL: each weight matrix moves in proportion to its norm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from byov.posterior.segments import kind_of
 
 
 class Part(NamedTuple):
-    """One tensor that has a norm of its own: a parameter, or a segment of the flat means."""
+    """One tensor with its own norm: a parameter, or a segment of the flat means."""
 
     weight: Tensor
     gradient: Tensor
@@ -27,8 +27,8 @@ class Lars(torch.optim.Optimizer):
 
         g <- g + weight_decay * w;   g <- g * trust * |w| / |g|;   v <- momentum * v + g;   w <- w - lr * v
 
-    The first two are for weight matrices only: biases, norms, positions and the like have plain momentum. Where |w| or
-    |g| is 0, g stays as it is. A log-variance is no weight: its norm does not say how far it should move.
+    The first two apply to weight matrices only: biases, norms, positions and the like have plain momentum. If |w| or
+    |g| is 0, g stays as it is. The norm of log-variances does not say how far they should move: they use AdamW.
     """
 
     def __init__(self, posterior: Posterior, config: Optim) -> None:
@@ -80,7 +80,7 @@ class Lars(torch.optim.Optimizer):
         return [Part(*row) for row in zip(weights, gradients, velocities, kinds, strict=True)]
 
     def _adapted(self, matrices: list[Part]) -> list[Tensor]:
-        """Gradients with weight decay, each as long as `trust` times its weight. All norms at once, none in Python."""
+        """Return gradients with weight decay, each scaled to `trust` times its weight's norm; all norms at once."""
         weights = [part.weight for part in matrices]
         updates = torch._foreach_add([part.gradient for part in matrices], weights, alpha=self.config.weight_decay or 0)
         w, g = (torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, updates))
@@ -89,7 +89,7 @@ class Lars(torch.optim.Optimizer):
         return list(updates)
 
     def _adamw(self, parameters: list[Tensor], lr: float, fused: bool) -> None:
-        """torch's own AdamW, as a function."""
+        """Apply torch's functional AdamW."""
         for p in parameters:
             state = self.state[p]
             if not state:

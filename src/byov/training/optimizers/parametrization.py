@@ -1,6 +1,6 @@
-"""What the optimizer moves for a standard deviation: its log-variance (exp, ours), or Blundell's rho (softplus).
+"""The parameter of sigma that the optimizer updates: the log-variance (exp, default), or Blundell's rho (softplus).
 
-A posterior always holds log-variances; draws, KL and checkpoints know of nothing else. With `softplus`, where
+A posterior always holds log-variances, and draws, KL and checkpoints use only these. With `softplus`, where
 sigma = log(1 + exp(rho)), the optimizer's step is taken in rho: the log-variances become rho and their gradient that to
 rho, the optimizer steps, and they become log-variances again. At a small sigma, rho is nearly log(sigma), half of the
 log-variance: the same learning rate then moves sigma twice as fast as with `exp`.
@@ -22,7 +22,7 @@ SMALL = -40.0  # log(sigma) below which rho is log(sigma) to the last digit, als
 
 @contextmanager
 def optimized_scale(posterior: Posterior, scale: str) -> Iterator[None]:
-    """While this lasts, what the optimizer sees as log-variances is what it is to move: rho, for `softplus`."""
+    """Let the optimizer update rho instead of the log-variances within the block, for `softplus`."""
     flat = posterior.log_variances
     if scale == "exp":
         yield
@@ -39,18 +39,18 @@ def optimized_scale(posterior: Posterior, scale: str) -> Iterator[None]:
 
 
 def to_rho(log_variance: Tensor) -> Tensor:
-    """The rho whose softplus is sigma = exp(log_variance / 2)."""
+    """Return the rho whose softplus is sigma = exp(log_variance / 2)."""
     log_sigma = log_variance / 2
     sigma = log_sigma.clamp(min=SMALL).exp()
     return torch.where(log_sigma < SMALL, log_sigma, sigma + torch.log(-torch.expm1(-sigma)))
 
 
 def to_log_variance(rho: Tensor) -> Tensor:
-    """Log of the square of softplus(rho)."""
+    """Return the log of the square of softplus(rho)."""
     return 2 * torch.where(rho < SMALL, rho, F.softplus(rho.clamp(min=SMALL)).log())
 
 
 def slope(rho: Tensor) -> Tensor:
-    """d log_variance / d rho."""
+    """Return d log_variance / d rho."""
     kept = rho.clamp(min=SMALL)
     return 2 * torch.sigmoid(kept) / F.softplus(kept)

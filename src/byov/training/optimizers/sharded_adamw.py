@@ -1,10 +1,9 @@
-"""AdamW with its state sharded: of n processes, each keeps and updates one n-th of every parameter.
+"""AdamW with sharded state: each of n processes stores the moments of one n-th of every parameter, and updates it.
 
-AdamW's two moments are twice the size of what they belong to, and a posterior has two numbers a weight: for a large
-model that is most of the memory of training. Every process has the whole gradient after the all-reduce, so it can
-update its slice alone; an all-gather for each parameter then puts the slices together. The result is AdamW's, up to
-rounding. Slices go straight to their places, and only the first process ever has the whole state, to save it: copies
-would take the memory that sharding is to spare.
+AdamW has two moments per parameter, and a posterior two parameters per weight: for a large model that is most of the
+memory of training. Every process has the whole gradient after the all-reduce, so it can update its slice alone; an
+all-gather for each parameter then joins the slices. The result equals AdamW, up to rounding. Slices are gathered in
+place, and only the main process ever holds the whole state, to save it: copies would use the memory that it saves.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class ShardedAdamW(torch.optim.AdamW):
         self.shards = [p for group in self.param_groups for p in group["params"]]
 
     def _divided(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """A tensor, flat: the few numbers that n does not divide, which are the first process's too, and the others."""
+        """Split a flat tensor: the remainder that n does not divide, which the main process owns, and the rest."""
         flat = tensor.reshape(-1)
         few = len(flat) % self.processes.world
         return flat[:few], flat[few:]
@@ -49,12 +48,12 @@ class ShardedAdamW(torch.optim.AdamW):
             shard.grad = None if parameter.grad is None else self._slice(parameter.grad)
         super().step()
         for shard, parameter in zip(self.shards, self.whole, strict=True):
-            shard.grad = None  # it would keep the whole gradient while the next is made
+            shard.grad = None  # it would keep the whole gradient alive during the next step
             if parameter.grad is not None:
                 self._gather_in_place(parameter)
 
     def _gather_in_place(self, parameter: Tensor) -> None:
-        """Every process has its own slice in its place; now it gets the others'."""
+        """Fetch the slices of the other processes; each has its own in place already."""
         few, others = self._divided(parameter)
         if len(others):
             distributed.all_gather_into_tensor(others, others.chunk(self.processes.world)[self.processes.rank])
@@ -62,20 +61,20 @@ class ShardedAdamW(torch.optim.AdamW):
             distributed.broadcast(few, src=0)
 
     def gathered_state(self) -> dict[int, dict[str, Tensor]]:
-        """The state as a plain AdamW over the whole parameters would have it, on the CPU of the first process alone.
+        """Gather the state as a plain AdamW over the whole parameters has it, on the CPU of the main process only.
 
-        All processes must ask together.
+        All processes must call this together.
         """
         state: dict[int, dict[str, Tensor]] = {}
         for i, (shard, parameter) in enumerate(zip(self.shards, self.whole, strict=True)):
-            for key, value in self.state.get(shard, {}).items():  # empty where there never was a gradient
+            for key, value in self.state.get(shard, {}).items():  # empty if there never was a gradient
                 whole = value if key == "step" else self._gathered(value, parameter)
                 if self.processes.main:
                     state.setdefault(i, {})[key] = whole.cpu()
         return state
 
     def _gathered(self, own: Tensor, like: Tensor) -> Tensor:
-        """A tensor of the state from its slices: whole in the first process, empty in the others."""
+        """Join a tensor of the state from its slices: whole in the main process, empty in the others."""
         main, world, size = self.processes.main, self.processes.world, like.numel() // self.processes.world
         whole = torch.empty_like(like) if main else like.new_empty(0)
         few, others = self._divided(whole)
@@ -85,6 +84,6 @@ class ShardedAdamW(torch.optim.AdamW):
         return whole
 
     def load_whole_state(self, state: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Takes this process's slices out of the state of a plain AdamW."""
+        """Load this process's slices of the state of a plain AdamW."""
         own = {i: {k: v if k == "step" else self._slice(v).clone() for k, v in s.items()} for i, s in state.items()}
         self.load_state_dict({**self.state_dict(), "state": own})
