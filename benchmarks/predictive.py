@@ -32,7 +32,7 @@ COUNTS = (1000, 4000)  # images
 DRAWS = 4
 BANK = 1000  # images of the reference bank, byov's default
 BATCHES = (128, 256, 512)  # each library but byov, which has its own, uses its best
-FEW, MANY, MEMORY_IMAGES = 5, 200, 500  # draws between which memory must not grow; images, and as many in the bank
+FEW, MANY, MEMORY_IMAGES = 5, 200, 500  # draws between which memory must not grow; images, and reference images
 
 
 def measure(quick: bool) -> dict[str, Any]:

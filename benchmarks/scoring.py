@@ -1,9 +1,9 @@
-"""A folder of JPEGs to a table of scores, beside the loop one would write: PIL, a DataLoader, draws batch by batch.
+"""A folder of JPEGs to a table of scores, compared with the loop one would write: PIL, a DataLoader, draws batch by batch.
 
-Both give each image the same score from the same draws and write it to a table. The loop is given the bank's features,
-made before; its workers decode whole JPEGs and resize, and it makes its draws anew for every batch, since it cannot
-hold all images. byov decodes at a smaller scale, in threads, and makes a draw once for many images. With small images
-and many draws both do little else than the same forward passes.
+Both give each image the same score from the same draws and write it to a table. The loop gets the reference features
+made before. Its workers decode whole JPEGs and resize, and it repeats its draws for every batch, since it cannot hold
+all images. byov decodes at a smaller scale, in threads, and makes a draw once for many images. With small images and
+many draws, both spend most of the time in the same forward passes.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _prepared(case: Case, count: int) -> Iterator[tuple[Path, Path]]:
         config = replace(recipe, data=f"npz:{known}", optim=optim, monitor=monitor, device="cpu")
         prepare(config, run, say=lambda text: None).run()
         nothing = torch.zeros((1, 3, SIDE, SIDE), dtype=torch.uint8)
-        Scorer(byov.load(run), draws=max(1, case.draws)).scores(nothing)  # the bank's features are kept from now on
+        Scorer(byov.load(run), draws=max(1, case.draws)).scores(nothing)  # caches the reference features
         yield run, photos
 
 

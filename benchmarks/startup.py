@@ -1,4 +1,4 @@
-"""How long a user waits before anything happens: `byov --help`, `import byov`, and `import torch` beside them.
+"""The time before anything happens: `byov --help`, and `import byov` compared with `import torch`.
 
 `import byov` alone loads nothing; what is timed is the import with its first use, which loads torch.
 """

@@ -1,7 +1,7 @@
-"""Each trick switched off, one at a time: what it gains. A trick that gains nothing goes.
+"""Measure what each trick gains by switching it off, one at a time. A trick that gains nothing is removed.
 
-A trick is off where the plain way takes its place, put in by exchanging one name of a module before the variant is
-built. A name that is gone fails loudly: the trick went, and its line here goes too.
+A trick is switched off by replacing one name of a module with the plain way, before the variant is built. A name that
+no longer exists fails: then its line here is to be removed too.
 """
 
 from __future__ import annotations

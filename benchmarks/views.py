@@ -1,4 +1,4 @@
-"""Two views of each image by BYOL's recipe, in images a second (both views of an image count as one image).
+"""Two views of each image by BYOL's recipe, in images per second (both views of an image count as one image).
 
 byov and kornia work on batches of tensors, on all cores. torchvision and lightly give an image its own random
 parameters only if they see it alone, so they get a DataLoader, at the best number of workers. The peers resize
