@@ -1,4 +1,4 @@
-"""A folder of JPEGs to a table of scores, compared with the loop one would write: PIL, a DataLoader, draws batch by batch.
+"""A folder of JPEGs to a table of scores, compared with the loop one would write: PIL, DataLoader, draws per batch.
 
 Both give each image the same score from the same draws and write it to a table. The loop gets the reference features
 made before. Its workers decode whole JPEGs and resize, and it repeats its draws for every batch, since it cannot hold
