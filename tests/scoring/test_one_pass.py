@@ -24,18 +24,18 @@ DRAWS = 4
 
 
 def close(found: Tensor | None, expected: Tensor | None) -> None:
-    """But for the rounding of float32."""
+    """Up to the rounding of float32."""
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6)
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """With a bank of 380 images."""
+    """With 380 reference images."""
     torch.manual_seed(0)
     return handmade.run(tmp_path / "run", handmade.Affine(6), sigma=0.1, source=handmade.images(400))
 
 
-def test_the_head_learns_a_known_function_and_says_how_well() -> None:
+def test_the_head_learns_a_known_function_and_reports_how_well() -> None:
     g = torch.Generator().manual_seed(0)
     inputs = torch.randn(300, 4, generator=g).double() * torch.tensor([1, 10, 0.1, 0])  # the last is constant
     targets = inputs @ torch.tensor([1, 0.1, -5, 3]).double() + 7
@@ -54,8 +54,8 @@ def test_the_head_learns_a_known_function_and_says_how_well() -> None:
 
 
 def test_oddness_and_embedding_are_the_scorers_also_of_reference_images(run: Run) -> None:
-    bank = ReferenceSet(run)
-    for images in (IMAGES, IMAGES / 255, bank.images[:20], bank.calibration_images()):
+    reference = ReferenceSet(run)
+    for images in (IMAGES, IMAGES / 255, reference.images[:20], reference.calibration_images()):
         fast, full = FastScorer(run, draws=DRAWS).scores(images), Scorer(run, draws=DRAWS).scores(images)
         for name in ("oddness", "oddness_percentile", "embedding"):
             close(getattr(fast, name), getattr(full, name))
@@ -74,14 +74,14 @@ def test_the_uncertainty_follows_that_over_draws_on_images_never_seen(run: Run) 
 
 
 def test_targets_are_the_scores_of_the_reference_images(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    bank = ReferenceSet(run)
-    expected = candidate_scores(run, bank.images, DRAWS, ["combined", "knn_cosine"])
+    reference = ReferenceSet(run)
+    expected = candidate_scores(run, reference.images, DRAWS, ["combined", "knn_cosine"])
     monkeypatch.setattr("byov.scoring.candidates.BLOCK", 100)
     for name, values in expected.items():
-        torch.testing.assert_close(reference_scores(bank, name, DRAWS), values, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(reference_scores(reference, name, DRAWS), values, rtol=1e-5, atol=1e-5)
 
 
-def test_the_same_twice_and_kept_with_the_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_twice_and_cached_with_the_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     first = FastScorer(run, draws=DRAWS).scores(IMAGES)
     monkeypatch.setattr(one_pass, "reference_scores", None)  # would fail if called
     again = FastScorer(run, draws=DRAWS)
@@ -93,21 +93,23 @@ def test_the_same_twice_and_kept_with_the_run(run: Run, monkeypatch: pytest.Monk
 
 
 def test_without_places_an_image_is_recognised_by_its_features(run: Run) -> None:
-    bank = ReferenceSet(run)
+    reference = ReferenceSet(run)
     for most in (None, 100):
-        model = OnePass(bank, "combined", DRAWS, most)
-        features = torch.cat([bank.means.features, run.features(IMAGES)])
-        own = torch.cat([torch.arange(len(bank.images)), torch.full((len(IMAGES),), -1)])
+        model = OnePass(reference, "combined", DRAWS, most)
+        features = torch.cat([reference.means.features, run.features(IMAGES)])
+        own = torch.cat([torch.arange(len(reference.images)), torch.full((len(IMAGES),), -1)])
         for found, expected in zip(model(features), model(features, own), strict=True):
             torch.testing.assert_close(found, expected)
 
 
 def test_some_of_the_reference_images_and_the_same_part_of_them(run: Run) -> None:
-    bank, few = ReferenceSet(run), 200
-    model = OnePass(bank, "combined", DRAWS, few)
+    reference, few = ReferenceSet(run), 200
+    model = OnePass(reference, "combined", DRAWS, few)
     assert len(model.reference) == few and model.odd == neighbour_count(few, ODD_SHARE) == 12
-    cosines = torch.nn.functional.cosine_similarity(run.features(IMAGES)[:, None], bank.means.features[None], dim=2)
-    chosen = torch.arange(few) * len(bank.images) // few
+    cosines = torch.nn.functional.cosine_similarity(
+        run.features(IMAGES)[:, None], reference.means.features[None], dim=2
+    )
+    chosen = torch.arange(few) * len(reference.images) // few
     expected = 1 - cosines[:, chosen].sort(dim=1, descending=True).values[:, 11]
     close(FastScorer(run, draws=DRAWS, most=few).scores(IMAGES).oddness, expected.double())
 
