@@ -175,7 +175,7 @@ def test_without_percentiles_and_with_a_file_that_has_gone(tmp_path: Path) -> No
     assert '<span class="percentile" title="uncertainty">unsure 7</span>' in page
 
 
-def test_says_how_many_files_and_calibration_images() -> None:
+def test_the_page_counts_skipped_files_and_calibration_images() -> None:
     scored = replace(of(np.array([1.0, 2.0])), skipped=[("a.png", "empty file")])
     page = render(scored, in_memory(2), [], calibration=7)
     assert "1 file could not be used" in page and page.count("Percentile against 7 images set aside") == 2
@@ -220,7 +220,7 @@ window.addEventListener("load", async () => {
 
 
 def driven(page: str, folder: Path, width: int) -> dict[str, Any]:
-    """What a browser without a network sees when it does ACTIONS."""
+    """What a browser without a network shows during ACTIONS."""
     path = folder / "driven.html"
     path.write_text(page.replace("</body>", f"<script>{ACTIONS}</script></body>"), encoding="utf-8")
     command = [

@@ -71,7 +71,7 @@ def lines(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def fabricate(folder: Path, method: str = "byov", epochs: int = 10, whole: bool = True) -> Path:
-    """A run folder as training and evaluation leave it; not whole: as they leave it halfway."""
+    """A run folder as training and evaluation leave it; if not whole, as they leave it halfway."""
     folder.mkdir(parents=True)
     write_config(folder, Config(method=method, optim=Optim(epochs=epochs)))  # type: ignore[arg-type]
     bayesian = method == "byov"
@@ -181,7 +181,7 @@ def test_several_runs_side_by_side(tmp_path: Path, undrawn: None) -> None:
     assert "the weights of byol are not random" in page
 
 
-def test_seven_runs_and_names_that_are_alike(tmp_path: Path) -> None:
+def test_seven_runs_with_the_same_folder_name(tmp_path: Path) -> None:
     runs = [fabricate(tmp_path / f"seed{i}" / "run", "byol", epochs=1, whole=False) for i in range(7)]
     page = write_report(runs, tmp_path / "r.html").read_text()
     assert "seed0/run" in page and "seed6/run" in page

@@ -1,4 +1,4 @@
-"""The whole page in a browser without a network: at two widths nothing hangs over, and every image is there."""
+"""The whole page in a browser without a network: at two widths nothing overflows, and every image is loaded."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
 @pytest.mark.parametrize("width", [480, 1200])
-def test_nothing_hangs_over_and_nothing_is_fetched(page: str, tmp_path: Path, width: int) -> None:
+def test_nothing_overflows_and_nothing_is_fetched(page: str, tmp_path: Path, width: int) -> None:
     seen = looked_at(page, tmp_path, width)
     assert seen["page"] <= seen["width"] == width, "something is wider than the window"
     assert seen["images"] == [8] * 32 and seen["anchors"] and seen["fetched"] == 0
@@ -55,7 +55,7 @@ def test_nothing_hangs_over_and_nothing_is_fetched(page: str, tmp_path: Path, wi
 
 
 def looked_at(page: str, folder: Path, width: int) -> dict[str, Any]:
-    """What a browser sees; the page is put into a frame, as a window cannot be narrower than 500 pixels."""
+    """What a browser shows; the page is in a frame, because a window cannot be narrower than 500 pixels."""
     inner = escape(page.replace("</body>", f"<script>{LOOK}</script></body>"))
     frame = f'<iframe style="width: {width}px; height: 900px; border: 0" srcdoc="{inner}"></iframe>'
     whole = f'<!doctype html><meta charset="utf-8"><body>{frame}</body>'

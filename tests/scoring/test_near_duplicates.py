@@ -10,13 +10,13 @@ from byov.scoring.near_duplicates import RIDGE, near_duplicates
 
 
 def embeddings(count: int = 100, width: int = 16, seed: int = 0) -> np.ndarray:
-    """Far from the origin, as an encoder's are: uncentred, all would point the same way."""
+    """Far from the origin, as an encoder's are: not centred, all would have the same direction."""
     noise = np.random.default_rng(seed)
     return (noise.normal(size=(count, width)) * np.linspace(0.1, 3, width) + 20).astype(np.float32)
 
 
 def cosines(rows: np.ndarray) -> np.ndarray:
-    """Of all pairs, in the metric that makes the rows uncorrelated; of a row with itself -2."""
+    """Cosines of all pairs of whitened rows; -2 for a row with itself."""
     standard = StandardScaler().fit_transform(rows.astype(np.float64))
     metric = np.linalg.inv(np.corrcoef(rows.astype(np.float64), rowvar=False) + RIDGE * np.eye(rows.shape[1]))
     products = standard @ metric @ standard.T
@@ -40,7 +40,7 @@ def test_planted_copies_are_found_whatever_the_block(block: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_links_are_those_of_the_nearest_row(seed: int) -> None:
-    """At a threshold that links many: who is in a group, and its best cosine, by comparing all pairs."""
+    """At a threshold that links many: the members of a group and its best cosine, from all pairs."""
     rows, threshold = embeddings(80, 4, seed), 0.9
     cosine = cosines(rows)
     groups = near_duplicates(rows, threshold, block=11)
@@ -54,7 +54,7 @@ def test_links_are_those_of_the_nearest_row(seed: int) -> None:
 
 
 def test_what_all_images_have_in_common_makes_no_duplicates() -> None:
-    """Nearly all variance in one direction, which all columns share: only standardised, most would be alike."""
+    """Nearly all variance in one direction, which all columns share: only standardised, most rows would be similar."""
     noise = np.random.default_rng(0)
     rows = (noise.normal(size=(300, 1)) * 10 + noise.normal(size=(300, 32))).astype(np.float32)
     rows[7] = rows[250]
@@ -75,12 +75,12 @@ def test_copies_of_one_image_are_one_group() -> None:
 
 
 def test_progress_ends_at_its_total() -> None:
-    told: list[tuple[str, int, int]] = []
-    near_duplicates(embeddings(), block=30, progress=lambda *what: told.append(what))
-    assert [done for _, done, _ in told] == list(range(1, 11)) and told[-1][2] == 10
+    reported: list[tuple[str, int, int]] = []
+    near_duplicates(embeddings(), block=30, progress=lambda *what: reported.append(what))
+    assert [done for _, done, _ in reported] == list(range(1, 11)) and reported[-1][2] == 10
 
 
-def test_a_column_that_never_changes_says_nothing() -> None:
+def test_a_constant_column_changes_nothing() -> None:
     rows = embeddings()
     with_constant = np.concatenate([rows, np.full((len(rows), 1), 7.1, np.float32)], 1)
     with_constant[42] = with_constant[41]

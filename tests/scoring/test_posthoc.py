@@ -62,11 +62,11 @@ def prepared(folder: Path, weights: Path, model: Model = MODEL, **posterior: obj
 
 @pytest.mark.parametrize("c", [0.002, 0.03, 0.5])
 def test_bisection_finds_where_a_known_function_comes_down_to_the_level(c: float) -> None:
-    told: list[int] = []
-    found = bisect(lambda x: 1 / (1 + x / c), 0.5, STEPS, told.append)
+    reported: list[int] = []
+    found = bisect(lambda x: 1 / (1 + x / c), 0.5, STEPS, reported.append)
     low, high = map(math.log, WIDEST)
     assert abs(math.log(found.c / c)) <= (high - low) / 2 ** (STEPS + 1)
-    assert found.overlap == pytest.approx(0.5, abs=0.01) and told == list(range(1, STEPS + 1))
+    assert found.overlap == pytest.approx(0.5, abs=0.01) and reported == list(range(1, STEPS + 1))
 
 
 @pytest.mark.parametrize(("overlap", "end"), [(1.0, WIDEST[1]), (0.0, WIDEST[0])])
@@ -112,20 +112,20 @@ def test_the_level_is_reached(tmp_path: Path, weights: Path, scales: str, level:
     trainer = prepared(tmp_path / "run", weights, scales=scales, overlap=level)
     posterior = trainer.learner.posterior
     means = posterior.means.detach().clone()
-    told: list[str] = []
-    fitted = fit_posthoc(trainer, lambda what, done, total: told.append(what))
+    reported: list[str] = []
+    fitted = fit_posthoc(trainer, lambda what, done, total: reported.append(what))
     assert fitted.overlap == pytest.approx(level, abs=0.05) and WIDEST[0] < fitted.c < WIDEST[1]
     assert torch.equal(posterior.means, means) and posterior.log_variances.isfinite().all()
-    assert ("one tensor at a time" in told) == (scales == "tensors") and "fitting sigma" in told
+    assert ("one tensor at a time" in reported) == (scales == "tensors") and "fitting sigma" in reported
     summary = trainer.finish(1.0)
     run = load(tmp_path / "run")
     assert run.step == trainer.total == 1 and summary["random_weights"] == means.numel()
     # what is saved is what was fitted: the overlap, measured again on the run that is loaded
-    bank = run.encoder, trainer.data.images[torch.tensor(_bank(run.folder))], run.config.seed
-    assert Neighbourhoods(*bank).overlap() == pytest.approx(fitted.overlap, abs=1e-3)
+    reference = run.encoder, trainer.data.images[torch.tensor(_reference(run.folder))], run.config.seed
+    assert Neighbourhoods(*reference).overlap() == pytest.approx(fitted.overlap, abs=1e-3)
 
 
-def _bank(folder: Path) -> list[int]:
+def _reference(folder: Path) -> list[int]:
     return json.loads((folder / "reference" / "images.json").read_text())["bank"]  # type: ignore[no-any-return]
 
 
@@ -157,7 +157,7 @@ def test_a_run_that_trains_nothing_cannot_be_trained(tmp_path: Path, weights: Pa
 
 
 def test_from_a_state_dict_to_scores(tmp_path: Path) -> None:
-    """`byov train --method posthoc --init FILE`, then `byov score`, in processes of their own."""
+    """`byov train --method posthoc --init FILE`, then `byov score`, in separate processes."""
     noise = np.random.default_rng(0)
     (tmp_path / "photos").mkdir()
     for i in range(60):

@@ -66,8 +66,8 @@ NAMES = [f"{'ab'[i // 100]}/{i:03d}.png" for i in WHOLE]
 
 
 def test_a_row_per_image_in_parquet(stream: Stream, tmp_path: Path) -> None:
-    out, said, told = tmp_path / "new" / "odd.parquet", [], []
-    scored = score_images(Brightness(), stream, out, SETTINGS, say=said.append, progress=lambda *a: told.append(a))
+    out, said, reported = tmp_path / "new" / "odd.parquet", [], []
+    scored = score_images(Brightness(), stream, out, SETTINGS, say=said.append, progress=lambda *a: reported.append(a))
     table = pq.read_table(out)
     assert table.column_names == [*COLUMNS, "embedding"]
     assert table["path"].to_pylist() == NAMES == scored.names
@@ -91,7 +91,7 @@ def test_a_row_per_image_in_parquet(stream: Stream, tmp_path: Path) -> None:
         "b/phone.heic",
     ]
     assert len(said) == 1 and said[0].startswith("warning: 5 of 201 files") and str(skipped_path(out)) in said[0]
-    assert told[-1] == (f"scoring {stream.name}", 200, 200)
+    assert reported[-1] == (f"scoring {stream.name}", 200, 200)
     assert sorted(path.name for path in out.parent.iterdir()) == ["odd.parquet", "odd.parquet.skipped.txt"]
 
 

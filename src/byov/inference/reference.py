@@ -18,12 +18,10 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from byov._core.cache import Entry, read_entry, write_entry
 from byov._core.errors import BadInput
-from byov._core.files import write_atomically
 from byov._core.randomness import RandomStream, generator
 from byov.data.sources import open_source
 from byov.data.transforms import resized
@@ -137,15 +135,15 @@ class ReferenceSet:
     def cached(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         """Read a tensor that depends only on the run's weights and its reference set, or make and write it."""
         path = self.folder / f"{name}.safetensors"
-        try:
-            return load_file(path)[name]
-        except (OSError, SafetensorError, KeyError):  # missing or cut short
-            tensor = make().contiguous()
+        entry = read_entry(path)
+        if entry is not None:
+            return entry.tensors[name]
+        tensor = make()
         if not self.folder.is_dir():
             for stale in self.folder.parent.glob("*/"):
                 if stale != self.folder and re.fullmatch("[0-9a-f]{16}", stale.name):
                     shutil.rmtree(stale, ignore_errors=True)
-        write_atomically(path, lambda temporary: save_file({name: tensor}, temporary))
+        write_entry(path, Entry({name: tensor}))
         return tensor
 
     def own(self, images: Tensor) -> Tensor:

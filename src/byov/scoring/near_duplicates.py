@@ -1,4 +1,4 @@
-"""Images that are nearly the same: groups whose embeddings point almost the same way, found block by block."""
+"""Near-duplicates: groups of images whose embeddings have almost the same direction, found block by block."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch.nn.functional import normalize
 from byov._core.callbacks import Progress
 
 BLOCK = 4096  # images: a block of similarities takes 64 MiB
-# Of photographs seen by a poor encoder (85% of its variance in one direction), whitened with this ridge: half of the
-# copies that were cropped by 4%, or made 10% brighter, had a cosine of .971 with their original, all that were saved
-# anew as JPEG or made smaller .998; of other photographs the nearest had .966 at most. Only standardised: 1.000.
+# Measured on photographs with a poor encoder (85% of its variance in one direction), whitened with this ridge. Half of
+# the copies cropped by 4% or made 10% brighter had a cosine of .971 or more with their original; all copies saved again
+# as JPEG or made smaller had .998. The nearest other photograph had at most .966; if only standardised, 1.000.
 THRESHOLD, RIDGE = 0.97, 0.01
 
 
 class Group(NamedTuple):
-    """Images that are nearly the same, by their row, and the largest cosine among them."""
+    """Rows of near-duplicate images, and the largest cosine among them."""
 
     rows: list[int]
     cosine: float
@@ -34,12 +34,12 @@ def near_duplicates(
     progress: Progress = lambda what, done, total: None,
     block: int = BLOCK,
 ) -> list[Group]:
-    """Groups of rows (N, width) that are linked by their nearest other row, the most alike first.
+    """Group rows (N, width) that are linked by their nearest other row, the most similar groups first.
 
-    Embeddings are whitened over all rows first: an encoder gives all images much in common, which would make any two
-    look alike. Only the nearest row is kept of each, so that a thousand copies make a thousand links and not half
-    a million. Memory is that of two blocks: `embeddings` may be a file that is mapped. 100,000 rows of 192 numbers
-    took three minutes on two cores that others used too.
+    Embeddings are whitened over all rows first, because what all images have in common would make any two similar.
+    Each row is linked only with its nearest, so that a thousand copies make a thousand links and not half a million.
+    Memory is that of two blocks; `embeddings` may be memory-mapped. 100,000 rows of 192 numbers took three minutes on
+    two shared cores.
     """
     count = len(embeddings)
     if count < 2:
@@ -71,9 +71,9 @@ def near_duplicates(
 
 
 def _whitening(embeddings: NDArray[np.float32], block: int) -> tuple[Tensor, Tensor]:
-    """The mean, and a matrix (width, width) that makes what is left uncorrelated; in float64, block by block.
+    """The mean, and a matrix (width, width) that whitens the centred rows; in float64, block by block.
 
-    A column that never changes counts 0.
+    A constant column has weight 0.
     """
     starts = range(0, len(embeddings), block)
     mean = torch.stack([_rows(embeddings, start, block).sum(0) for start in starts]).sum(0) / len(embeddings)
@@ -92,7 +92,7 @@ def _rows(embeddings: NDArray[np.float32], start: int, block: int) -> Tensor:
 
 
 def _keep_best(best: Tensor, nearest: Tensor, start: int, others: int, cosines: Tensor) -> None:
-    """Takes over what is nearer than the nearest so far; at a tie the first stays, so that all copies name one."""
+    """Update the nearest rows so far; at a tie the first stays, so that all copies link to one row."""
     values, columns = cosines.max(1)
     part = slice(start, start + len(values))
     nearer = values > best[part]

@@ -1,11 +1,11 @@
 """A posterior without training (`--method posthoc`): noise around given weights, as wide as neighbourhoods allow.
 
-sigma of a tensor is c times a scale of its own: the standard deviation of its weights, their root mean square, or the
-noise that this tensor alone can bear. The first serves best (docs/score.md): the scales of BatchNorm are large numbers
-that hardly differ, and noise as large as they are destroys the network. One c follows by bisection on draws of all
-tensors together: the mean Jaccard overlap of the nearest reference images between two draws must come down to a stated
-level (`posterior.overlap`). Forward passes only, after training-free Bayesianization (Shi et al., arXiv 2412.05723),
-with neighbourhoods in the place of a validation loss.
+The sigma of each tensor is c times a scale: the standard deviation of its weights, their root mean square, or the noise
+that this tensor alone tolerates. The standard deviation works best (docs/score.md): the scales of BatchNorm are large
+numbers that hardly differ, and noise of their size destroys the network. The common c is found by bisection on draws of
+all tensors together: the mean Jaccard overlap of the nearest reference images between two draws must fall to a given
+level (`posterior.overlap`). It takes forward passes only. This follows training-free Bayesianization (Shi et al., arXiv
+2412.05723), with neighbourhoods in place of a validation loss.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from byov.runs.split import divide
 from byov.scoring.candidates import CONSISTENT_SHARE, neighbour_count
 from byov.training.loop import Trainer
 
-IMAGES = 1000  # reference images that neighbourhoods are compared on
-FEW_IMAGES = 300  # the same while one tensor at a time is searched
+IMAGES = 1000  # reference images whose neighbourhoods are compared
+FEW_IMAGES = 300  # the same while searching one tensor at a time
 DRAWS = 3
-STEPS, FEW_STEPS = 8, 6  # of a bisection: c to 3%, and to 11%
-WIDEST = (1e-3, 1.0)  # where c is looked for
+STEPS, FEW_STEPS = 8, 6  # of a bisection: c to within 3%, and 11%
+WIDEST = (1e-3, 1.0)  # the range of c
 LEAST = 1e-8  # scale of a tensor whose weights are all equal
 
 
 class Fitted(NamedTuple):
-    """Where the bisection ended."""
+    """The result of the bisection."""
 
     c: float
     overlap: float
@@ -44,7 +44,7 @@ class Fitted(NamedTuple):
 
 
 class Neighbourhoods:
-    """How far the nearest reference images of each reference image change from draw to draw."""
+    """Measures how much the nearest reference images of each reference image change between draws."""
 
     def __init__(self, encoder: Posterior, images: Tensor, seed: int) -> None:
         self.encoder, self.seed = encoder, seed
@@ -53,7 +53,7 @@ class Neighbourhoods:
         self.count = neighbour_count(len(images), CONSISTENT_SHARE)
 
     def overlap(self, draws: int = DRAWS) -> float:
-        """Mean Jaccard overlap over images and pairs of draws; the same noise at every call."""
+        """Return the mean Jaccard overlap over images and pairs of draws; the noise is the same at every call."""
         near = [self._near(k) for k in range(draws)]
         pairs = [(a, b) for i, a in enumerate(near) for b in near[:i]]
         common = torch.stack([(a & b).sum(1).double() for a, b in pairs])
@@ -70,14 +70,14 @@ class Neighbourhoods:
 
 
 def fit_posthoc(trainer: Trainer, progress: Progress = lambda what, done, total: None) -> Fitted:
-    """Sets the log-variances of a run that trains nothing; the run is finished then, but not saved."""
+    """Set the log-variances of a run without training; the run is then finished, but not saved."""
     config = trainer.config
     assert config.images is not None and config.calibration is not None
     posterior = trainer.learner.posterior.eval()
-    bank = divide(len(trainer.data), config.images, config.calibration).bank
-    chosen = bank[:: -(-len(bank) // IMAGES)]
+    reference = divide(len(trainer.data), config.images, config.calibration).bank
+    chosen = reference[:: -(-len(reference) // IMAGES)]
     images = resized(trainer.data.images[chosen], trainer.learner.image_size)
-    encoder = posterior.part("encoder")  # a copy: the bisection leaves the run alone
+    encoder = posterior.part("encoder")  # a copy: the bisection does not change the run
     scales = _scales(encoder, images, config.posterior.scales, config.posterior.overlap, config.seed, progress)
     where = Neighbourhoods(encoder, images, config.seed)
 
@@ -95,7 +95,7 @@ def fit_posthoc(trainer: Trainer, progress: Progress = lambda what, done, total:
 
 
 def bisect(overlap: Callable[[float], float], level: float, steps: int, advance: Callable[[int], None]) -> Fitted:
-    """The c at which the overlap, which falls with c, has come down to the level; by its logarithm."""
+    """Find the c at which the overlap, which falls with c, reaches the level; on a logarithmic scale."""
     low, high = map(math.log, WIDEST)
     for step in range(steps):
         middle = (low + high) / 2
@@ -108,7 +108,7 @@ def bisect(overlap: Callable[[float], float], level: float, steps: int, advance:
 def _scales(
     encoder: Posterior, images: Tensor, how: str, level: float, seed: int, progress: Progress
 ) -> Sequence[float]:
-    """A scale for each random tensor."""
+    """The scale of each random tensor."""
     views = encoder.segments.views(encoder.means.detach())
     sizes = [view.std(correction=0) if how == "std" else view.square().mean().sqrt() for view in views]
     roots = [max(float(size), LEAST) for size in sizes]
@@ -129,6 +129,6 @@ def _scales(
 
 @torch.no_grad()
 def _spread(posterior: Posterior, scales: Sequence[float], c: float) -> None:
-    """sigma = c times the scale of its tensor; 0 where the scale is."""
+    """Set sigma to c times the scale of each tensor; a scale of 0 gives a sigma of 0."""
     for view, scale in zip(posterior.segments.views(posterior.log_variances), scales, strict=True):
         view.fill_(2 * math.log(c * scale) if scale else -torch.inf)

@@ -206,8 +206,9 @@ class Partial:
         """Score a chunk and write its rows; paths and skipped files go into the header."""
         tensors = {"position": torch.tensor(chunk.positions, dtype=torch.int64)}
         if chunk.positions:
-            scores = scorer.scores(chunk.images)._asdict()
-            tensors |= {name: values.detach().cpu().float() for name, values in scores.items() if values is not None}
+            scores = scorer.scores(chunk.images)
+            found = {name: getattr(scores, name) for name in (*COLUMNS, "embedding")}
+            tensors |= {name: values.detach().cpu().float() for name, values in found.items() if values is not None}
         header = {"paths": [stream.names[position] for position in chunk.positions], "skipped": chunk.skipped}
         self._cache.write(_chunk_name(start), Entry(tensors, header))
 

@@ -1,4 +1,4 @@
-"""The alignment's picture: its ellipses hold what they say, its points lie where the scores are."""
+"""The figure of an alignment: its ellipses contain the stated share, its points are the scores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from byov.report.plots.run_figures import _panel, draw_alignment, ellipse
 
 
 def results(images: int = 60, ceiling: bool = True) -> dict[str, Any]:
-    """As `align` gives them."""
+    """As `align` returns them."""
     g = torch.Generator().manual_seed(0)
     scatter = {name: torch.rand(2, images, generator=g).double() for name in ("run", "supervised", "second")}
     found: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The contact sheet of the shifts: the right pictures at the right places, and a command that writes it."""
+"""The contact sheet of the shifts: the right pictures in the right places, and the command that writes it."""
 
 from __future__ import annotations
 
