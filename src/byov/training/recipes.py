@@ -58,7 +58,7 @@ def saved_start(out: Path) -> Start:
 
 
 def choose_recipe(side: int | None, init: str | None) -> str:
-    """The recipe for images of this side (None: a folder's, which have many) and start, where the user names none."""
+    """Return the recipe for images of this size (None: a folder, whose images vary) and these initial weights."""
     if backbone_of_weights(init) is not None:
         return "adapt-photos" if side is None else "adapt-small"
     if side is None:
@@ -67,13 +67,16 @@ def choose_recipe(side: int | None, init: str | None) -> str:
 
 
 def automatic_method(init: str | None) -> Method:
-    """The method that `auto` stands for: what found odd and misclassified images best on the data it was chosen on
-    (docs/score.md), which from pretrained weights is no training at all."""
+    """Return the method that `auto` stands for.
+
+    It is what found odd and misclassified images best on the data it was chosen on (docs/score.md). From pretrained
+    weights that is no training at all.
+    """
     return "byov" if backbone_of_weights(init) is None else "posthoc"
 
 
 def _chosen_recipe(given: Mapping[str, Any], say: Say) -> tuple[str, str]:
-    """The recipe for the images, and why it was chosen."""
+    """Return the recipe for the images, and why it was chosen."""
     size = given.get("image_size")
     source = open_source(given.get("data", Config.data), size)
     if source.image_size is not None:  # a folder: it is not decoded here
