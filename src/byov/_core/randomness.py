@@ -86,7 +86,7 @@ def chunk_generator(seed: int, chunk: int) -> torch.Generator:
 
     torch uses only 32 bits of a seed on a CPU. Seeds count up, so no two chunks of a draw share them. Two draws share
     some if their seeds are closer than their number of chunks: for 2.7M weights about 4 pairs in 20,000 draws, each
-    with a part of its noise, at other weights. More bits would have to be mixed into the generator's state for each chunk.
+    with a part of its noise, at other weights. More bits would have to be mixed into the generator's state per chunk.
     """
     return torch.Generator().manual_seed((seed + chunk) & 0xFFFFFFFF)
 

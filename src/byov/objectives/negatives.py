@@ -2,7 +2,7 @@
 
 BYOL's ablation towards SimCLR (Grill et al., 2020, "Ablation to contrastive methods"). For each direction, it adds to
 2 - 2 cos(p_i, z'_i) the term weight * 2 temperature * log mean over j != i of exp(cos(p_i, z'_j) / temperature), with p
-of one view and z' of the other. Weight 0 is BYOL. Weight 1 is, up to a constant, InfoNCE with a predictor and a teacher,
+of one view and z' of the other. Weight 0 is BYOL. Weight 1 is, up to a constant, InfoNCE with predictor and teacher,
 but without the positive in the denominator and with negatives of the other view only (SimCLR has both views').
 """
 
