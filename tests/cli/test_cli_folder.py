@@ -88,7 +88,7 @@ def complaint(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         main([str(argument) for argument in arguments])
     assert stop.value.code == 2
     printed = capsys.readouterr().err
-    assert printed.count("\n") == 1 and printed.startswith("byov: ") and printed.endswith(".\n")
+    assert printed.count("\n") == 1 and printed.startswith("byov: ") and printed.endswith((".\n", "?\n"))
     return printed
 
 
