@@ -52,11 +52,3 @@ def test_a_log_variance_travels_4_in_a_run_of_any_length(steps: int) -> None:
         4, rel=0.01
     )  # the area under a triangle and a half cosine, in sums of 100 and more
     assert schedules.log_variance_rate(steps, softplus=True) == pytest.approx(peak / 2)
-
-
-def test_batch_size_scaling() -> None:
-    assert schedules.scale_learning_rate(0.1, 4) == pytest.approx(0.4)
-    assert schedules.scale_learning_rate(0.1, 4, "sqrt") == pytest.approx(0.2)
-    assert schedules.scale_tau(0.99, 2) == pytest.approx(0.99**2)
-    with pytest.raises(ValueError, match="rule"):
-        schedules.scale_learning_rate(0.1, 2, "cubic")

@@ -110,7 +110,7 @@ def test_grey_images_are_seen_as_rgb_with_equal_channels() -> None:
         (Model("efficientnet-lite0"), 31, "at least 32 pixels, not 31: give --image-size"),
         (Model("efficientnet-lite0", width=8), 64, "model.width does not apply to efficientnet-lite0"),
         (Model("efficientnet-lite0", stem="conv"), 64, "model.stem does not apply to efficientnet-lite0"),
-        (Model("efficientnet-lite9"), 64, "there is no backbone 'efficientnet-lite9'"),
+        (Model("efficientnet-lite9"), 64, "there is no backbone 'efficientnet-lite9'; did you mean efficientnet-lite"),
     ],
 )
 def test_what_cannot_be_built_is_one_sentence(model: Model, side: int, telling: str) -> None:

@@ -59,7 +59,8 @@ def test_norms_of_timms_own_are_norms(library) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "telling"),
     [
-        ("no_such_model", (3, 32, 32), "no_such_model"),
+        ("no_such_model", (3, 32, 32), "timm has no model 'no_such_model'"),
+        ("resnet-18", (3, 32, 32), r"did you mean timm:resnet18.*\?$"),
         ("test_vit", (3, 8, 8), "8 x 8"),
     ],
 )
@@ -94,6 +95,6 @@ def test_pretrained_weights_bring_their_pixel_statistics(library, monkeypatch: p
 def test_weights_out_of_reach_are_one_sentence(library, monkeypatch: pytest.MonkeyPatch) -> None:
     constants = importlib.import_module("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(BadInput, match="neither here nor to be had") as error:
+    with pytest.raises(BadInput, match="cannot be downloaded") as error:
         timm.pretrained("timm:test_vit", (3, 32, 32))
     assert "\n" not in str(error.value)

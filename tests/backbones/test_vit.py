@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 
 import pytest
@@ -84,10 +85,21 @@ def test_with_another_backbone_only_what_applies_stays() -> None:
     assert with_backbone(resnet, "vit-micro") == Model("vit-micro")
 
 
-def test_unknown_backbone_names_the_known() -> None:
-    for name in ("vit-huge", "resnet-19", "resnet", "timm", "timm:", "alexnet"):
-        with pytest.raises(BadInput, match=r"vit-base, resnet-18.*timm:NAME"):
-            complete_model(Model(backbone=name), 32)
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("vit-huge", "did you mean vit-base?"),
+        ("resnet-19", "did you mean resnet-18?"),
+        ("vit_micro", "did you mean vit-micro?"),
+        ("timm", "did you mean timm:NAME?"),
+        ("timm:", "did you mean timm:NAME?"),
+        ("alexnet", "vit-base, resnet-18, resnet-34, resnet-50, resnet-101, efficientnet-lite0"),
+    ],
+)
+def test_unknown_backbone_names_the_nearest_or_all(name: str, hint: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(hint)) as error:
+        complete_model(Model(backbone=name), 32)
+    assert str(error.value).startswith(f"there is no backbone {name!r}; ")
 
 
 def test_encoder_normalises_uint8_and_float_alike() -> None:

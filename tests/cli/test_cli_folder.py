@@ -88,7 +88,7 @@ def complaint(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         main([str(argument) for argument in arguments])
     assert stop.value.code == 2
     printed = capsys.readouterr().err
-    assert printed.count("\n") == 1 and printed.startswith("byov: ") and printed.endswith(".\n")
+    assert printed.count("\n") == 1 and printed.startswith("byov: ") and printed.endswith((".\n", "?\n"))
     return printed
 
 
@@ -164,7 +164,7 @@ def test_what_a_recipe_sets_for_another_backbone_is_dropped(photos: Path, tmp_pa
             "there is no stage 'blocks.99' to freeze until: use one of stem",
         ),
         ("--init none --model.frozen-until norm", "freezing until 'norm' leaves no weight of the encoder to train"),
-        ("--model.backbone resnet-19", "there is no backbone 'resnet-19'"),
+        ("--model.backbone resnet-19", "there is no backbone 'resnet-19'; did you mean resnet-1"),
         ("--init none --model.patch 5", "patches of 5 do not divide"),
         ("--init none --model.heads 3", "3 heads do not divide"),
         ("--images 151", "images=151 is not between 2 and the 150"),

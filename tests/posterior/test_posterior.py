@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -477,6 +478,16 @@ def test_a_module_that_cannot_be_wrapped_is_left_as_it_was() -> None:
         byov.Posterior(plain)
     with pytest.raises(ValueError, match="chosen"):
         byov.Posterior(nn.ReLU())
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: inner, lambda inner: nn.Sequential(nn.Linear(3, 3), inner)])
+def test_a_posterior_is_not_wrapped_again(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    inner = byov.Posterior(small())
+    before = [p.clone() for p in inner.parameters()]
+    with pytest.raises(BadInput, match="already has a posterior"):
+        byov.Posterior(wrap(inner))
+    assert all(torch.equal(p, kept) for p, kept in zip(inner.parameters(), before, strict=True))
+    byov.Posterior(inner.unwrapped())
 
 
 def test_tied_weights_that_are_not_random_are_saved(tmp_path) -> None:

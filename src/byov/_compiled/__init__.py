@@ -1,1 +1,1 @@
-"""Loops over weights that numba compiles, and how tensors get there."""
+"""Loops over weights, compiled by numba, and their interface for tensors."""

@@ -1,7 +1,7 @@
-"""Passes over flat float32 tensors on a CPU, each one compiled loop (`kernels.py`), over threads of our own.
+"""Passes over flat float32 tensors on a CPU: each is one compiled loop (`kernels.py`), run over our own threads.
 
-Whoever calls these asks `fits` first and keeps a way of plain operations for other devices and dtypes. The tensors are
-cut into spans of whole chunks of noise, and sums are taken span by span: the number of threads changes nothing.
+Callers check `fits` first, and use plain torch operations for other devices and dtypes. The tensors are split into
+spans of whole chunks of noise, and sums are taken span by span, so the number of threads does not change the result.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from torch import Tensor
 from byov._core.randomness import CHUNK
 from byov._core.threads import for_each
 
-SPAN = 4 * CHUNK  # weights that a thread takes at a time
+SPAN = 4 * CHUNK  # weights per unit of work of a thread
 ALONE = 1 << 22  # weights below which one thread is as fast as two (0.995x at 2.7M): a draw of them takes 9 ms
 
 
 def fits(*tensors: Tensor | None) -> bool:
-    """Whether these loops can take the tensors: flat and of one length (compiled loops do not look where they read)."""
+    """Check whether these loops accept the tensors: flat and of one length (compiled loops do not check bounds)."""
     flats = [t for t in tensors if t is not None]
     kind = all(t.device.type == "cpu" and t.dtype == torch.float32 and t.is_contiguous() for t in flats)
     return kind and all(t.ndim == 1 and len(t) == len(flats[0]) for t in flats)
 
 
 def first_time() -> bool:
-    """Whether numba has kept nothing beside this package yet: the first draw and the first views will wait for it."""
+    """Check whether numba has cached nothing yet: the first draw and the first views then wait for its compiler."""
     return not any((Path(__file__).parent / "__pycache__").glob("*.nbi"))
 
 
 @cache
 def _kernels() -> ModuleType:
-    """Imported at their first use: numba takes a third of a second."""
+    """Import the kernels at their first use: numba takes a third of a second."""
     from byov._compiled import kernels
 
     return kernels
 
 
 def _over_spans(flats: list[Tensor | None], work: Callable[..., object], changed: list[Tensor]) -> None:
-    """Calls work(number of the span, slice of every flat) for all spans; `changed` are those that it writes.
+    """Call work(number of the span, slice of every flat) for all spans; `changed` are the flats it writes.
 
-    The slices of what is None are empty.
+    The slices of None are empty.
     """
     if not fits(*flats):
         raise ValueError("compiled loops take flat float32 tensors of one length, on a CPU.")
@@ -56,13 +56,13 @@ def _over_spans(flats: list[Tensor | None], work: Callable[..., object], changed
         work(start // SPAN, *(array[start : start + SPAN] for array in arrays))
 
     for_each(span, range(0, count, SPAN), threads=1 if count < ALONE else None)
-    for flat in changed:  # autograd must hear of it
+    for flat in changed:  # tell autograd
         if not flat.is_inference():
             torch.autograd.graph.increment_version(flat)
 
 
 def draw_(out: Tensor, means: Tensor, log_variances: Tensor, seed: int) -> Tensor:
-    """Writes mean + sigma * noise into `out`; the noise is that of `randomness.chunk_generator`, up to rounding."""
+    """Write mean + sigma * noise into `out`; the noise is that of `randomness.chunk_generator`, up to rounding."""
     draw, chunks = _kernels().draw, SPAN // CHUNK
 
     def span(number: int, *flats: object) -> None:
@@ -73,7 +73,7 @@ def draw_(out: Tensor, means: Tensor, log_variances: Tensor, seed: int) -> Tenso
 
 
 def to_log_variances_(out: Tensor, weights: Tensor, means: Tensor, gradient: Tensor) -> Tensor:
-    """Writes (weight - mean) / 2 * gradient into `out`."""
+    """Write (weight - mean) / 2 * gradient into `out`."""
     kernel = _kernels().to_log_variances
     _over_spans([out, weights, means, gradient], lambda _, *flats: kernel(*flats), [out])
     return out
@@ -88,7 +88,7 @@ def kl(
     gradients: tuple[Tensor, Tensor] | None = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """KL[q || N(mean0, diag(variance0))]; adds scale * its gradient to `gradients`.
+    """Compute KL[q || N(mean0, diag(variance0))], and add scale * its gradient to `gradients`.
 
     `mean0` None is 0; the prior's variances are at least `least`, and all so where `variance0` is None.
     """
@@ -99,5 +99,5 @@ def kl(
         sums[number] = kernel(m, log_v, m0, v0, float(least), to_m, to_log_v, float(scale))
 
     _over_spans([means, log_variances, mean0, variance0, *(gradients or (None, None))], span, list(gradients or ()))
-    total = sum(sums[number] for number in sorted(sums))  # in one order, whatever thread was first
+    total = sum(sums[number] for number in sorted(sums))  # in a fixed order, whichever thread was first
     return torch.tensor(0.5 * total, dtype=torch.float32, device="cpu")

@@ -1,4 +1,4 @@
-"""Callbacks that long work reports to."""
+"""Callbacks for progress and messages of long work."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable
 
 Progress = Callable[[str, int, int], None]
-"""Told the step, how much of it is done, and its total (bytes or images)."""
+"""Receives the name of a step, how much of it is done, and its total (bytes or images)."""
 
 Say = Callable[[str], None]
-"""Told a sentence for the user, such as a warning."""
+"""Receives a sentence for the user, such as a warning."""
 
 
 def say_on_stderr(text: str) -> None:

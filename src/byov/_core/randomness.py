@@ -1,12 +1,12 @@
-"""All randomness is keyed, so nothing carries state: same key, same numbers, whatever ran before.
+"""Keyed random numbers: the same key gives the same numbers, independent of what ran before.
 
-A key is a tuple of integers, such as (seed, epoch, image). Keys make a resumed run bit-equal to one never stopped,
-make two processes equal one, and keep the number of threads out of the result.
+A key is a tuple of integers, such as (seed, epoch, image). Because of keys, a resumed run is bit-equal to one that was
+never stopped, two processes equal one, and the number of threads does not change the result.
 
 Two kinds of numbers come from a key:
-- `uniforms`: a few numbers for each of many images, by a counter-based hash, on the images' own device.
-- `normal_`: many normal numbers for the weights, in fixed chunks, each from a generator of its own; `_compiled` makes
-  those of float32 weights on a CPU, by a compiled loop, from the same chunks and generators.
+- `uniforms`: a few numbers for each of many images, by a counter-based hash, on the device of the images.
+- `normal_`: many normal numbers for the weights, in fixed chunks, each from a separate generator. For float32 weights
+  on a CPU, `_compiled` makes the same numbers in a compiled loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from byov._core.threads import for_each
 
-CHUNK = 1 << 16  # numbers a chunk: 256 KiB of float32 stay in the second-level cache between the passes over them
+CHUNK = 1 << 16  # numbers per chunk: 256 KiB of float32 stay in the second-level cache between passes over them
 
 _MASK64 = (1 << 64) - 1
 GAMMA = 0x9E3779B97F4A7C15  # splitmix64's increment: 2^64 / golden ratio
@@ -60,13 +60,13 @@ class RandomStream(IntEnum):
 
 
 def _signed(value: int) -> int:
-    """The int64 with the same 64 bits."""
+    """Convert to the int64 with the same 64 bits."""
     value &= _MASK64
     return value - (1 << 64) if value >> 63 else value
 
 
 def fold(*key: int) -> int:
-    """Folds a key into one 63-bit seed: splitmix64's finaliser, once an integer."""
+    """Fold a key into one 63-bit seed, by splitmix64's finaliser once per integer."""
     state = 0
     for part in key:
         state = (state ^ (part & _MASK64)) + GAMMA & _MASK64
@@ -77,32 +77,32 @@ def fold(*key: int) -> int:
 
 
 def folds(keys: Iterable[tuple[int, ...]], device: torch.device | str = "cpu") -> Tensor:
-    """The folded keys as an int64 tensor."""
+    """Fold each key, into an int64 tensor."""
     return torch.tensor([_signed(fold(*key)) for key in keys], device=device)
 
 
 def chunk_generator(seed: int, chunk: int) -> torch.Generator:
-    """A generator for a chunk of a draw.
+    """Make the generator for a chunk of a draw.
 
-    torch's looks at 32 bits of a seed on a CPU. Counted up, no two chunks of a draw share them. Two draws do where
-    their seeds are nearer than they have chunks: of 2.7M weights some 4 pairs in 20,000 draws, each with a part of its
-    noise, at other weights. More bits would have to be mixed into the generator's state, chunk by chunk.
+    torch uses only 32 bits of a seed on a CPU. Seeds count up, so no two chunks of a draw share them. Two draws share
+    some if their seeds are closer than their number of chunks: for 2.7M weights about 4 pairs in 20,000 draws, each
+    with a part of its noise, at other weights. More bits would have to be mixed into the generator's state per chunk.
     """
     return torch.Generator().manual_seed((seed + chunk) & 0xFFFFFFFF)
 
 
 def generator(*key: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A fresh torch generator for this key."""
+    """Make a new torch generator for a key."""
     return torch.Generator(device=device).manual_seed(fold(*key))
 
 
 def permutation(count: int, *key: int) -> Tensor:
-    """A random order of `count` things."""
+    """Draw a random order of `count` items."""
     return torch.randperm(count, generator=generator(*key))
 
 
 def _mix(state: Tensor) -> Tensor:
-    """splitmix64's finaliser on int64 tensors; `>>` is arithmetic there, so the sign bits are masked off."""
+    """Apply splitmix64's finaliser to int64 tensors; `>>` is arithmetic there, so the sign bits are masked off."""
     for shift, multiplier in (*MIX, (31, 1)):
         state = state ^ ((state >> shift) & (_MASK64 >> shift))
         state = state * _signed(multiplier)
@@ -110,7 +110,7 @@ def _mix(state: Tensor) -> Tensor:
 
 
 def uniforms(ids: Tensor, count: int, *key: int) -> Tensor:
-    """Uniform numbers in [0, 1): row i depends on `ids[i]` and the key alone, not on the batch around it.
+    """Draw uniform numbers in [0, 1): row i depends only on `ids[i]` and the key, not on the rest of the batch.
 
     Returns a (len(ids), count) float32 tensor on the device of `ids`.
     """
@@ -118,7 +118,7 @@ def uniforms(ids: Tensor, count: int, *key: int) -> Tensor:
 
 
 def hashed_uniforms(ids: Tensor, seed: Tensor | int, count: int) -> Tensor:
-    """As `uniforms`, for a folded key; or one for each row, an int64 tensor of `folds`."""
+    """Draw as `uniforms` does, for a folded key, or for one per row: an int64 tensor from `folds`."""
     rows = _mix(ids.to(torch.int64) * _signed(GAMMA) + seed)
     columns = torch.arange(1, count + 1, device=ids.device, dtype=torch.int64) * _signed(GAMMA)
     bits = _mix(rows[:, None] + columns[None, :])
@@ -126,9 +126,9 @@ def hashed_uniforms(ids: Tensor, seed: Tensor | int, count: int) -> Tensor:
 
 
 def normal_(out: Tensor, seed: int) -> Tensor:
-    """Fills a flat tensor with N(0, 1), in place; seeds must be further apart than a tensor has chunks.
+    """Fill a flat tensor with N(0, 1) in place; seeds must differ by more than the tensor's number of chunks.
 
-    On a CPU over threads of our own: torch makes normal numbers on one core. (Draws of float32 weights: `_compiled`.)
+    On a CPU this uses our own threads: torch makes normal numbers on one core. (Draws of float32 weights: `_compiled`.)
     """
     if out.device.type != "cpu":
         return out.normal_(generator=generator(seed, device=out.device))

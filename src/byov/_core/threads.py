@@ -1,7 +1,7 @@
-"""Work over threads of our own, where torch would use one core: compiled loops, noise, decoding.
+"""Our own threads for work that torch does on one core: compiled loops, noise, decoding.
 
-A thread of ours holds Python's lock between two operations and sleeps while it waits for it, and torch's threads, which
-spin for a while after their last operation, take cores from it: ours pay from some 10 ms of work on, not below.
+Our threads hold Python's lock between operations, and torch's threads spin for a while after their last operation. So
+our own pay off from about 10 ms of work, not below.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import torch
 T = TypeVar("T")
 R = TypeVar("R")
 
-AHEAD = 4  # results a thread that may wait to be taken
+AHEAD = 4  # finished results per thread that may wait
 
 
 def for_each(work: Callable[[T], object], items: Iterable[T], threads: int | None = None) -> None:
-    """Calls work(item) for all items over threads (as many as torch has), each on one core, without autograd."""
+    """Call work(item) for all items over threads (by default torch's number), each on one core, without autograd."""
 
     waiting, inference = iter(items), torch.is_inference_mode_enabled()
 
     def take_turns(_: int) -> None:
-        # torch's modes are a thread's own; in this order, since inference_mode(False) allows autograd again
+        # torch's modes are per thread; in this order, since inference_mode(False) enables autograd
         with torch.inference_mode(inference), torch.no_grad():
-            for item in waiting:  # Python hands each item to one thread; one call an item would cost more
+            for item in waiting:  # Python gives each item to one thread; one call per item would cost more
                 work(item)
 
     threads = threads or torch.get_num_threads()
@@ -38,7 +38,7 @@ def for_each(work: Callable[[T], object], items: Iterable[T], threads: int | Non
 
 
 def in_order(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """work(item) of all items, in their order, over torch's number of threads; only a few results wait at a time."""
+    """Yield work(item) of all items in order, over torch's number of threads; only a few results wait at a time."""
     threads = torch.get_num_threads()
     if threads == 1:
         yield from map(work, items)
@@ -54,26 +54,26 @@ def in_order(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     finally:
         for future in waiting:
             future.cancel()
-        wait(waiting)  # what is under way reads what the caller may change next
+        wait(waiting)  # running work reads what the caller may change next
 
 
 @cache
 def keep_freed_memory() -> None:
-    """Makes glibc keep freed temporaries instead of handing them back to the system and faulting them in again.
+    """Make glibc reuse freed temporaries, instead of returning them to the system and faulting them in again.
 
-    Its threshold for doing so follows the largest block freed, up to 32 MiB; so free one such block, once a process.
-    A training step gains (`make bench` says how much). Other allocators do not care.
+    Its threshold follows the largest freed block, up to 32 MiB; so free one such block, once per process. This makes a
+    training step faster (see `make bench`). It has no effect on other allocators.
     """
     torch.empty(31 << 20, dtype=torch.uint8)
 
 
 @cache
 def _workers(count: int) -> ThreadPoolExecutor:
-    """Threads in which torch's operations use one core."""
+    """Start threads in which torch's operations use one core."""
     started = Barrier(count)
 
     def one_core() -> None:
-        torch.get_num_threads()  # first, or torch later sets this thread to the process's number after all
+        torch.get_num_threads()  # first, or torch later sets this thread to the process's number
         torch.set_num_threads(1)
 
     pool = ThreadPoolExecutor(count, "byov", initializer=one_core)

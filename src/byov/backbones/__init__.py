@@ -1,4 +1,4 @@
-"""Backbones, and the encoder that a run trains: pixels in [0, 1] to features."""
+"""Backbones, and the encoder that maps pixels in [0, 1] to features."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from byov._core.errors import BadInput
 from byov.backbones import efficientnet_lite, resnet, timm, vit
 from byov.backbones.family import Family, Staged, unfit
-from byov.config import LITE, Model
+from byov.config import LITE, Model, near_keys
 
 FAMILIES: tuple[Family, ...] = (vit, resnet, efficientnet_lite, timm)
 
 
 class Encoder(nn.Module):
-    """Normalises pixels with its own data's mean and standard deviation, then the backbone.
+    """Normalise pixels with the mean and standard deviation of the training data, then apply the backbone.
 
     Args:
-        backbone: Normalised images to features.
-        features: How many of them.
-        image_shape: The shape it was built for.
-        frozen_until: Stages up to this one are frozen: the trunk, whose activations never change.
-        frozen_statistics: BatchNorm keeps its statistics in training mode too.
+        backbone: Network from normalised images to features.
+        features: Number of features.
+        image_shape: Shape of the images, (channels, height, width).
+        frozen_until: Last frozen stage. The frozen stages are the trunk, whose activations never change.
+        frozen_statistics: Whether BatchNorm keeps its statistics in training mode too.
     """
 
     pixel_mean: Tensor
@@ -66,23 +66,23 @@ class Encoder(nn.Module):
         return self
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features of images: float in [0, 1] or uint8."""
+        """Compute features of images, float in [0, 1] or uint8."""
         return self.backbone(self._normalised(images))  # type: ignore[no-any-return]
 
-    # A frozen trunk makes the same of an image at every draw: it is passed once, and the rest once a draw.
+    # A frozen trunk gives the same activations at every draw: it runs once, and the rest once per draw.
 
     @property
     def has_trunk(self) -> bool:
-        """Whether `trunk` and `after_trunk` can be called: stages are frozen, and the backbone can be cut there."""
+        """Whether `trunk` and `after_trunk` can be called: stages are frozen, and the backbone can be split there."""
         return self.frozen_until is not None and isinstance(self.backbone, Staged)
 
     def trunk(self, images: Tensor) -> Tensor:
-        """The activations of images, float in [0, 1] or uint8, after the frozen stages."""
+        """Compute the activations of images, float in [0, 1] or uint8, after the frozen stages."""
         assert isinstance(self.backbone, Staged) and self.frozen_until is not None
         return self.backbone.until(self.frozen_until, self._normalised(images))
 
     def after_trunk(self, activations: Tensor) -> Tensor:
-        """The features, from what `trunk` gave."""
+        """Compute the features from the output of `trunk`."""
         assert isinstance(self.backbone, Staged) and self.frozen_until is not None
         return self.backbone.after(self.frozen_until, activations.to(self.pixel_mean.dtype))
 
@@ -101,7 +101,7 @@ class Encoder(nn.Module):
 
 
 def _frozen_parameters(backbone: nn.Module, until: str) -> list[nn.Parameter]:
-    """The parameters up to the end of a stage; they are registered in the order of the forward pass."""
+    """List the parameters up to the end of a stage; they are registered in the order of the forward pass."""
     stages = {stage.name: stage.last for stage in backbone.stages()} if isinstance(backbone, Staged) else {}
     last = stages.get(until, until if not stages else "")
     named = list(backbone.named_parameters())
@@ -115,38 +115,41 @@ def _frozen_parameters(backbone: nn.Module, until: str) -> list[nn.Parameter]:
 
 
 def family_of(backbone: str) -> Family:
-    """The family that has this backbone."""
+    """Find the family of a backbone."""
     for family in FAMILIES:
         if family.knows(backbone):
             return family
-    known = ", ".join(name for family in FAMILIES for name in family.names())
-    raise BadInput(f"there is no backbone {backbone!r}; use one of: {known}.")
+    known = [name for family in FAMILIES for name in family.names()]
+    near = near_keys(backbone, known)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"use one of: {', '.join(known)}."
+    raise BadInput(f"there is no backbone {backbone!r}; {hint}")
 
 
 def backbone_of_weights(init: str | None) -> str | None:
-    """The backbone that the weights of --init come with; None where the user says which."""
+    """Return the backbone that the weights of --init belong to; None if they do not determine it."""
     if init in LITE:
         return efficientnet_lite.PREFIX + init
     return init if init is not None and timm.knows(init) else None
 
 
 def with_backbone(config: Model, backbone: str) -> Model:
-    """A config with another backbone: the size of the one before is dropped, and what does not apply to this one."""
+    """Replace the backbone of a config; the previous size and settings that do not apply are dropped."""
     if backbone == config.backbone:
         return config
-    kept = config.frozen_until if family_of(backbone) is family_of(config.backbone) else None  # stages have other names
+    same_stages = family_of(backbone) is family_of(config.backbone)  # other families name them differently
+    kept = config.frozen_until if same_stages else None
     moved = replace(config, backbone=backbone, width=None, depth=None, heads=None, frozen_until=kept)
     dropped: dict[str, Any] = dict.fromkeys(unfit(moved, family_of(backbone).USES))
     return replace(moved, **dropped)
 
 
 def complete_model(config: Model, side: int) -> Model:
-    """A config with nothing left open that its backbone has a use for (the rest is None), for images of this side."""
+    """Fill in every setting that the backbone uses, for images of this side; the others stay None."""
     return family_of(config.backbone).complete(config, side)
 
 
 def build_encoder(config: Model, image_shape: Sequence[int]) -> Encoder:
-    """The encoder of a config, for images of shape (channels, height, width)."""
+    """Build the encoder of a config, for images of shape (channels, height, width)."""
     channels, height, width = image_shape
     shape = channels, height, width
     backbone, features = family_of(config.backbone).build(complete_model(config, min(height, width)), shape)

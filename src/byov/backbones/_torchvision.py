@@ -1,4 +1,4 @@
-"""torchvision, imported in the one way that also works beside a CPU build of torch."""
+"""Import torchvision in a way that also works with a CPU build of torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import ModuleType
 
 import torch
 
-# Kept alive for the whole process: a schema is withdrawn when the library that declared it is collected.
+# Referenced for the whole process: a schema is withdrawn when the library that declared it is collected.
 _DECLARED: list[torch.library.Library] = []
 _SCHEMAS = {
     "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -16,10 +16,10 @@ _SCHEMAS = {
 
 
 def import_torchvision() -> ModuleType:
-    """torchvision with its transforms; ImportError where it is not installed.
+    """Import torchvision with its transforms; ImportError if it is not installed.
 
-    The wheels of the default index are built for CUDA. Beside a CPU build of torch their C++ library does not load, and
-    the import then fails where it registers fake kernels for two operators that this library would have declared.
+    The wheels of the default index are built for CUDA. With a CPU build of torch their C++ library does not load, and
+    the import then fails when it registers fake kernels for two operators that this library would have declared.
     Declaring their schemas first is enough: nothing here calls them, and the transforms are plain torch code.
     """
     try:

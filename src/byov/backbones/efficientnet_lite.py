@@ -21,15 +21,15 @@ from byov.backbones.family import Stage, Staged, Uses, only
 from byov.config import LITE, Model
 
 PREFIX = "efficientnet-"
-USES: Uses = {}  # the name says it all
-EPSILON = 1e-3  # of BatchNorm, as in the published networks
+USES: Uses = {}  # the name determines everything
+EPSILON = 1e-3  # BatchNorm's, as in the published networks
 PIXEL_MEAN, PIXEL_STD = 127 / 255, 128 / 255  # (x - 127) / 128, the published networks' input
 STEM, HEAD = 32, 1280
 LEAST_SIDE = 32  # pixels: five halvings leave one
 
 
 class Size(NamedTuple):
-    """Multipliers of channels and of blocks."""
+    """Multipliers of channels and blocks."""
 
     width: float
     depth: float
@@ -60,7 +60,7 @@ STAGES = (
 
 
 class SameConv2d(nn.Conv2d):
-    """A convolution with TensorFlow's padding "same": where the total is odd, one more row at the end."""
+    """A convolution with TensorFlow's padding "same": if the total is odd, one more row at the end."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
         super().__init__(inputs, outputs, kernel, stride, groups=groups, bias=False)
@@ -120,7 +120,7 @@ class InvertedResidual(nn.Module):
 
 
 def rounded(channels: float) -> int:
-    """Channels as a multiple of 8, never below nine tenths of what was asked for."""
+    """Round channels to a multiple of 8, never below nine tenths of the given number."""
     whole = max(8, int(channels + 4) // 8 * 8)
     return whole + 8 if whole < 0.9 * channels else whole
 
@@ -140,7 +140,7 @@ def _stage(shape: StageShape, inputs: int, size: Size, first_or_last: bool) -> t
 
 
 class EfficientNetLite(Staged):
-    """Images (B, C, H, W) to features (B, 1280), averaged over places."""
+    """Map images (B, C, H, W) to features (B, 1280), averaged over positions."""
 
     features = HEAD
 
@@ -177,12 +177,12 @@ class EfficientNetLite(Staged):
 
 
 def is_installed(name: str) -> bool:
-    """Whether the package with the weights of `lite0`, `lite1` or `lite2` can be imported."""
+    """Check whether the package with the weights of `lite0`, `lite1` or `lite2` can be imported."""
     return importlib.util.find_spec(_package(name)) is not None
 
 
 def pretrained(name: str) -> dict[str, Tensor]:
-    """The ImageNet weights of `lite0`, `lite1` or `lite2` under our names."""
+    """Load the ImageNet weights of `lite0`, `lite1` or `lite2` under our names."""
     file = _weights_file(name)
     try:
         loaded: Any = torch.load(file, map_location="cpu", weights_only=True)
@@ -199,9 +199,9 @@ def pretrained(name: str) -> dict[str, Tensor]:
 
 
 def for_channels(weights: Mapping[str, Tensor], channels: int) -> dict[str, Tensor]:
-    """Published weights for images of so many channels, with the pixel statistics that they expect."""
+    """Adapt published weights to a number of channels, and add the pixel statistics they expect."""
     stem = weights["conv_stem.weight"]
-    if channels != 3:  # a filter's answer to grey, the same value in all three colours
+    if channels != 3:  # a filter's response to grey, the same value in all three colours
         stem = stem.sum(1, keepdim=True).repeat(1, channels, 1, 1) / channels
     statistics = {
         name: torch.full((channels, 1, 1), v) for name, v in (("pixel_mean", PIXEL_MEAN), ("pixel_std", PIXEL_STD))
@@ -223,7 +223,7 @@ def _weights_file(name: str) -> Path:
     return files[0]
 
 
-# ------------------------------------------------------------------------------------------------- what a family offers
+# ------------------------------------------------------------------------------------------------- the family interface
 
 
 def names() -> list[str]:

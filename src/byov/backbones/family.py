@@ -1,4 +1,4 @@
-"""What a family of backbones offers (vit.py, resnet.py and timm.py are one each), and how it says no."""
+"""The interface of a family of backbones (such as vit.py, resnet.py, timm.py), and its error messages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from byov.config import Model
 
 Stem = Literal["patch", "conv", "imagenet", "cifar"]
 
-# The settings that shape a backbone; no family has a use for all of them.
+# The settings of a backbone; each family uses some of them.
 KEYS = ("width", "depth", "heads", "patch", "stem", "norm", "positions", "pool")
 
 Uses = Mapping[str, tuple[Stem, ...]]
-"""The settings that a family has a use for, with the choices where these are fewer than the config's."""
+"""The settings that a family uses, with the accepted choices if these are fewer than the config's."""
 
 
 class Stage(NamedTuple):
@@ -29,7 +29,7 @@ class Stage(NamedTuple):
 
 
 class Staged(nn.Module):
-    """A backbone whose forward pass is a chain of stages, so that it can be cut between two of them."""
+    """A backbone whose forward pass is a chain of stages, so that it can be split between two of them."""
 
     def stages(self) -> Sequence[Stage]:
         raise NotImplementedError
@@ -40,7 +40,7 @@ class Staged(nn.Module):
         return images
 
     def until(self, name: str, images: Tensor) -> Tensor:
-        """The activations after a stage."""
+        """Compute the activations after a stage."""
         for stage in self.stages():
             images = stage.run(images)
             if stage.name == name:
@@ -48,7 +48,7 @@ class Staged(nn.Module):
         return images
 
     def after(self, name: str, activations: Tensor) -> Tensor:
-        """The features, from the activations after a stage."""
+        """Compute the features from the activations after a stage."""
         stages = self.stages()
         first = 1 + next(i for i, stage in enumerate(stages) if stage.name == name)
         for stage in stages[first:]:
@@ -63,7 +63,7 @@ class Family(Protocol):
     def USES(self) -> Uses: ...
 
     def names(self) -> list[str]:
-        """The backbones there are, as a user writes them."""
+        """List the backbones, as a user writes them."""
         ...
 
     def knows(self, backbone: str) -> bool:
@@ -71,22 +71,22 @@ class Family(Protocol):
         ...
 
     def complete(self, config: Model, side: int) -> Model:
-        """The config for images of this side, with nothing left open; what cannot work is bad input."""
+        """Complete the config for images of this side; refuse what cannot work."""
         ...
 
     def build(self, config: Model, image_shape: tuple[int, int, int]) -> tuple[nn.Module, int]:
-        """The backbone of a complete config, images (B, C, H, W) to features (B, F), and F."""
+        """Build the backbone of a complete config, images (B, C, H, W) to features (B, F), and return it with F."""
         ...
 
 
 def unfit(config: Model, uses: Uses) -> list[str]:
-    """The settings that are given, but do not apply: to none of the family's backbones, or not with this value."""
+    """List the settings that are given but not accepted by the family, at all or with this value."""
     given = {key: getattr(config, key) for key in KEYS if getattr(config, key) is not None}
     return [key for key, value in given.items() if key not in uses or (uses[key] and value not in uses[key])]
 
 
 def only(config: Model, uses: Uses) -> None:
-    """Refuses a setting that is given, but that the family has no use for."""
+    """Refuse a setting that is given but not accepted by the family."""
     given = [key for key in unfit(config, uses) if key not in uses]
     if given:
         what = " and ".join([", ".join(f"model.{key}" for key in given[:-1]), f"model.{given[-1]}"][len(given) == 1 :])
@@ -98,7 +98,7 @@ def only(config: Model, uses: Uses) -> None:
 
 
 def stem_of(config: Model, uses: Uses, default: Stem) -> Stem:
-    """The stem: one of this family's, or its default."""
+    """Return the stem: one of this family's, or its default."""
     if "stem" in unfit(config, uses):
         raise BadInput(
             f"model.stem {config.stem} does not apply to {config.backbone}: use {' or '.join(uses['stem'])}, or give "

@@ -1,8 +1,8 @@
 """A copy of an encoder that is faster to evaluate: BatchNorm folded into the convolutions, channels last in memory.
 
-EfficientNet-Lite0 at 96 pixels, one core: 1.7 times the images a second of the plain network (`make bench`, inference).
-Tracing and freezing by TorchScript is slower in torch's usual layout and at least as fast with channels last. It would
-have to be repeated for every draw of the weights.
+EfficientNet-Lite0 at 96 pixels, one core: 1.7 times the images per second of the plain network (`make bench`,
+inference). Tracing and freezing by TorchScript is slower in torch's usual layout and at least as fast with channels
+last. It would have to be repeated for every draw of the weights.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from byov.posterior.segments import Flattened
 
 
 def inference_copy(network: nn.Module) -> nn.Module:
-    """A copy of the network as its weights are now, in evaluation mode; the network itself where nothing can be gained.
+    """Copy the network with its current weights, in evaluation mode; return the network itself if nothing is gained.
 
-    Of a posterior it is a copy of its module, at the draw if there is one.
+    For a posterior, the copy is of its module, at the draw inside `sampled`.
     """
     inner = network.module if isinstance(network, Posterior) else network
     if next(_pairs(inner), None) is None or any(isinstance(module, Flattened) for module in inner.modules()):
@@ -36,9 +36,9 @@ def inference_copy(network: nn.Module) -> nn.Module:
 
 
 def _pairs(network: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Conv2d, _BatchNorm]]:
-    """Convolutions and the norms that follow them, with the place of the norm.
+    """Find convolutions and the norms that follow them, with the place of the norm.
 
-    In our own backbones a norm that is registered after a convolution also follows it in the forward pass.
+    In our own backbones, a norm that is registered after a convolution also follows it in the forward pass.
     """
     for backbone in (module for module in network.modules() if isinstance(module, Staged)):
         for parent in backbone.modules():
@@ -49,7 +49,7 @@ def _pairs(network: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Conv2d, _Bat
 
 
 def _fold(parent: nn.Module, name: str, convolution: nn.Conv2d, norm: _BatchNorm) -> None:
-    """Puts the norm into the convolution. Weights may be plain tensors, the slices of a draw."""
+    """Fold the norm into the convolution; weights may be plain tensors, the slices of a draw."""
     assert norm.running_mean is not None and norm.running_var is not None
     weight, bias = fuse_conv_bn_weights(
         convolution.weight, convolution.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias

@@ -1,4 +1,4 @@
-"""ResNets. Parameters are named as in torchvision's (and timm's), so that their state dicts load."""
+"""ResNets, with parameters named as in torchvision and timm, so their state dicts load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from byov.config import Model
 
 CIFAR_UP_TO = 64  # pixels: the ImageNet stem would leave 2 x 2 of them for the last stage
 USES: Uses = {"width": (), "stem": ("imagenet", "cifar"), "norm": ()}
-GROUPS = 16  # at 64 channels: 4 channels a group, which is kept for narrower networks
+GROUPS = 16  # at 64 channels: 4 channels per group, also in narrower networks
 
 
 class StandardisedConv2d(nn.Conv2d):
@@ -32,7 +32,7 @@ class StandardisedConv2d(nn.Conv2d):
 
 
 class NoNorm(nn.Module):
-    """What stands where a norm would: scale and shift of a channel, and no statistics."""
+    """Replacement of a norm: scale and shift per channel, without statistics."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def group_norm(channels: int) -> nn.GroupNorm:
 
 
 class Parts(NamedTuple):
-    """What the network is made of besides ReLU."""
+    """The layers of the network, apart from ReLU."""
 
     convolution: type[nn.Conv2d]
     norm: Callable[[int], nn.Module]
@@ -65,7 +65,7 @@ NORMS = {
 
 
 class Block(nn.Module):
-    """A residual branch beside a shortcut; `downsample` is the shortcut where the shape changes."""
+    """A residual branch with a shortcut; `downsample` is the shortcut where the shape changes."""
 
     expansion: int
     last_norm: str
@@ -103,7 +103,7 @@ class BasicBlock(Block):
 
 
 class Bottleneck(Block):
-    """1 x 1, 3 x 3 and 1 x 1; the stride is the middle one's, as in torchvision's (v1.5)."""
+    """1 x 1, 3 x 3 and 1 x 1 convolutions; the middle one has the stride, as in torchvision (v1.5)."""
 
     expansion = 4
     last_norm = "bn3"
@@ -130,7 +130,7 @@ SIZES: dict[str, tuple[type[Block], tuple[int, int, int, int]]] = {
 
 
 def _stage(block: type[Block], count: int, inputs: int, outputs: int, stride: int, parts: Parts) -> nn.Sequential:
-    """Blocks of one width; the first one changes the shape."""
+    """Chain blocks of one width; the first changes the shape."""
     first = block(inputs, outputs // block.expansion, stride, parts)
     return nn.Sequential(first, *(block(outputs, outputs // block.expansion, 1, parts) for _ in range(count - 1)))
 
@@ -192,7 +192,7 @@ def initialise(network: ResNet) -> None:
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
-# ------------------------------------------------------------------------------------------------- what a family offers
+# ------------------------------------------------------------------------------------------------- the family interface
 
 
 def names() -> list[str]:

@@ -1,4 +1,4 @@
-"""A vision transformer: patches to tokens, pre-norm blocks, one feature vector for an image."""
+"""A vision transformer: patches to tokens, pre-norm blocks, one feature vector per image."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Size(NamedTuple):
     heads: int
 
 
-# tiny, small and base are DeiT's; micro is the size two CPU cores can train, mini stands between.
+# tiny, small and base are DeiT's; micro is a size that two CPU cores can train, mini lies between.
 SIZES = {
     "micro": Size(128, 4, 4),
     "mini": Size(192, 6, 3),
@@ -42,9 +42,9 @@ USES: Uses = {
 
 
 def sincos_positions(rows: int, columns: int, width: int) -> Tensor:
-    """Fixed two-dimensional sine-cosine positions, (rows * columns, width); MoCo v3's."""
+    """Compute MoCo v3's fixed two-dimensional sine-cosine positions, (rows * columns, width)."""
     if width % 4:
-        raise BadInput(f"sine-cosine positions need a width that 4 divides, not {width}: change model.width.")
+        raise BadInput(f"sine-cosine positions need a width divisible by 4, not {width}: change model.width.")
     frequencies = 1.0 / 10000 ** (torch.arange(width // 4, dtype=torch.float64) / (width // 4))
     y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
     angles = [axis.reshape(-1, 1).double() * frequencies for axis in (x, y)]
@@ -60,8 +60,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, tokens, width = x.shape
-        # Chunks, not one permuted tensor indexed thrice: its gradient would be three full tensors, mostly zeros, and
-        # at 16 tokens a fifth of the attention's time.
+        # Chunks, not one permuted tensor indexed three times: its gradient would be three full tensors, mostly zeros,
+        # which takes a fifth of the attention's time at 16 tokens.
         q, k, v = (part.view(batch, tokens, self.heads, -1).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
         mixed = F.scaled_dot_product_attention(q, k, v)
         return self.output(mixed.transpose(1, 2).reshape(batch, tokens, width))  # type: ignore[no-any-return]
@@ -81,10 +81,10 @@ class Block(nn.Module):
 
 
 class ConvStem(nn.Sequential):
-    """Halves the image until a token is left for each patch (Xiao et al., 2021: "Early convolutions").
+    """Halve the image until one token per patch is left (Xiao et al., 2021: "Early convolutions").
 
-    The last layer takes what of the patch is no power of two (7 of 28 pixels, say: then it is the plain stem).
-    One convolution a level: a second one would double the stem's cost, from a third to two thirds of the four blocks of
+    The last layer has the odd factor of the patch as its stride; for an odd patch, it is the plain stem. There is one
+    convolution per level: a second would double the stem's cost, from a third to two thirds of the four blocks of
     vit-micro on a CPU.
     """
 
@@ -100,7 +100,7 @@ class ConvStem(nn.Sequential):
 
 
 class ViT(Staged):
-    """Images (B, C, H, W) to features (B, width). `features` is the width of what comes out."""
+    """Map images (B, C, H, W) to features (B, width); `features` is the width."""
 
     def __init__(
         self,
@@ -155,23 +155,24 @@ class ViT(Staged):
 
 
 def _initialise_tokens(layer: nn.Module) -> None:
-    """Gives tokens of any patch the scale that std=0.02 gives those of the paper's patch, 16 x 16 x 3 pixels.
+    """Give tokens of any patch the scale that std=0.02 gives the paper's patches of 16 x 16 x 3 pixels.
 
-    Else tokens of a small patch drown in their positions: on digits (2 x 2 pixels) they would be 14 times smaller.
+    Otherwise the positions dominate the tokens of a small patch: on digits (2 x 2 pixels), tokens would be 14 times
+    smaller.
     """
     assert isinstance(layer, nn.Conv2d)
     nn.init.trunc_normal_(layer.weight, std=0.02 * math.sqrt(16 * 16 * 3 / layer.weight[0].numel()))
 
 
 def initialise(module: nn.Module) -> None:
-    """The paper's initial means: weights trunc_normal(std=0.02), biases 0 (appendix C); for tokens, see above."""
+    """Set the paper's initial means: weights trunc_normal(std=0.02), biases 0 (appendix C); for tokens, see above."""
     if isinstance(module, nn.Linear | nn.Conv2d):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
 
 
-# ------------------------------------------------------------------------------------------------- what a family offers
+# ----------------------------------------------------------------------------------------------- the family interface
 
 
 def names() -> list[str]:
@@ -183,16 +184,18 @@ def knows(backbone: str) -> bool:
 
 
 def default_patch(side: int) -> int:
-    """The divisor of an image's side nearest to a quarter of it (16 tokens) up to 64 pixels, to 16 pixels above."""
+    """Choose the divisor of the side nearest to a quarter of it (16 tokens) up to 64 pixels, to 16 pixels above."""
     wanted = side / 4 if side <= 64 else 16
     divisors = [d for d in range(2, side // 2 + 1) if side % d == 0]
     if not divisors:
-        raise BadInput(f"no patch divides images of {side} x {side}: resize them to a side that 8 divides, say.")
+        raise BadInput(
+            f"no patch divides images of {side} x {side}: resize them, for example to a side divisible by 8."
+        )
     return min(divisors, key=lambda d: abs(math.log(d / wanted)))
 
 
 def complete(config: Model, side: int) -> Model:
-    """Width, depth and heads are those of the named size unless given."""
+    """Fill in the settings; width, depth and heads are those of the named size unless given."""
     only(config, USES)
     given = (config.width, config.depth, config.heads)
     named = SIZES[config.backbone.removeprefix("vit-")]

@@ -1,1 +1,1 @@
-"""What is minimised, one file each."""
+"""The training objectives, one per file."""

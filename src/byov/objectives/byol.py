@@ -1,4 +1,4 @@
-"""BYOL's objective: the student's prediction of one view points where the teacher's projection of the other does."""
+"""BYOL's objective: align the student's prediction of one view with the teacher's projection of the other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def loss(prediction1: Tensor, prediction2: Tensor, target1: Tensor, target2: Tensor) -> Tensor:
-    """Mean over the batch of (2 - 2 cos(p1, z2')) + (2 - 2 cos(p2, z1')): the two directions are summed.
+    """Compute the mean over the batch of (2 - 2 cos(p1, z2')) + (2 - 2 cos(p2, z1')).
 
     `target1` and `target2` are the teacher's projections of views 1 and 2; no gradient flows into them.
     """

@@ -1,8 +1,8 @@
-"""BYOL's objective with negatives added: a prediction also points away from the teacher's other images.
+"""BYOL's objective with negatives: a prediction is also pushed away from the teacher's other images.
 
-BYOL's ablation towards SimCLR (Grill et al., 2020, "Ablation to contrastive methods"): for each direction, beside
-2 - 2 cos(p_i, z'_i), weight * 2 temperature * log mean over j != i of exp(cos(p_i, z'_j) / temperature), with p of
-one view and z' of the other. Weight 0 is BYOL. Weight 1 is, up to a constant, InfoNCE with a predictor and a teacher,
+BYOL's ablation towards SimCLR (Grill et al., 2020, "Ablation to contrastive methods"). For each direction, it adds to
+2 - 2 cos(p_i, z'_i) the term weight * 2 temperature * log mean over j != i of exp(cos(p_i, z'_j) / temperature), with p
+of one view and z' of the other. Weight 0 is BYOL. Weight 1 is, up to a constant, InfoNCE with predictor and teacher,
 but without the positive in the denominator and with negatives of the other view only (SimCLR has both views').
 """
 
@@ -25,7 +25,7 @@ def loss(
     weight: float = 1.0,
     temperature: float = 0.1,
 ) -> Tensor:
-    """BYOL's loss plus the repulsion from the batch's other images, both directions summed; targets get no gradient."""
+    """Compute BYOL's loss plus the repulsion from the batch's other images, both directions summed."""
     attraction = byol.loss(prediction1, prediction2, target1, target2)
     return attraction + weight * (
         repulsion(prediction1, target2, temperature) + repulsion(prediction2, target1, temperature)
@@ -33,9 +33,9 @@ def loss(
 
 
 def repulsion(prediction: Tensor, target: Tensor, temperature: float) -> Tensor:
-    """Mean over i of 2 T log mean over j != i of exp(cos(p_i, z'_j) / T): a soft maximum of the others' 2 cos."""
+    """Compute the mean over i of 2 T log mean_{j != i} exp(cos(p_i, z'_j) / T), a soft maximum of the others' 2 cos."""
     if len(prediction) < 2:
-        raise ValueError("one image has no others to point away from: give a batch of at least two.")
+        raise ValueError("a batch of one image has no negatives: give at least two.")
     precise = torch.promote_types(prediction.dtype, torch.float32)  # also under bfloat16
     p, z = (F.normalize(t.to(precise), dim=-1) for t in (prediction, target.detach()))
     others = (p @ z.T / temperature).masked_fill(torch.eye(len(p), dtype=torch.bool, device=p.device), -torch.inf)

@@ -8,5 +8,5 @@ from torch import Tensor
 
 
 def loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean negative log-likelihood of the labels."""
+    """Compute the mean negative log-likelihood of the labels."""
     return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels)

@@ -1,4 +1,4 @@
-"""A Gaussian posterior over the parameters of any `nn.Module`, and its priors. Knows nothing of images."""
+"""A Gaussian posterior over the parameters of any `nn.Module`, and its priors; independent of images."""
 
 from byov.posterior import priors
 from byov.posterior.posterior import Posterior, Prediction, Prior

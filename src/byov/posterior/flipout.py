@@ -1,9 +1,9 @@
-"""Flipout-style decorrelation: every image of a batch sees the draw under random signs of its own.
+"""Flipout (Wen et al., 2018): every image of a batch sees the draw with its own random signs.
 
-Of one draw w = mean + delta, image n uses mean + delta * (r_n s_n^T) with random signs r_n, s_n (Wen et al., 2018). The
-delta of a Gaussian is symmetric and independent over weights, so each image's weights keep their distribution while
-the gradients of a batch decorrelate. It costs a second product in each Linear and convolution; other parameters (norms,
-biases, positions) keep the shared draw. The first dimension of a layer's input must be the batch.
+For one draw w = mean + delta, image n uses mean + delta * (r_n s_n^T) with random signs r_n, s_n. The delta of a
+Gaussian is symmetric and independent over weights, so each image's weights keep their distribution while the gradients
+of a batch decorrelate. It costs a second product in each Linear and convolution; other parameters (norms, biases,
+positions) keep the shared draw. The first dimension of a layer's input must be the batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from byov.posterior.segments import CONVOLUTIONS
 
 
 def _signs(like: Tensor, batch: int, features: int, dim: int, rng: torch.Generator) -> Tensor:
-    """Random signs of shape (batch, 1, .., features, .., 1)."""
+    """Draw random signs of shape (batch, 1, .., features, .., 1)."""
     shape = [batch] + [1] * (like.dim() - 1)
     shape[dim] = features
     return torch.randint(0, 2, shape, generator=rng, device=like.device).to(like.dtype).mul_(2).sub_(1)
@@ -41,14 +41,14 @@ def _convolution(layer: nn.Conv2d, mean: Tensor, rng: torch.Generator, x: Tensor
 
 
 def _can_flip(layer: nn.Module) -> bool:
-    """Whether this is torch's own Linear or convolution: what a subclass's forward does with the weight is unknown."""
+    """Accept only torch's own Linear and convolutions: a subclass may use its weight in another way."""
     own = "forward" in layer.__dict__
     return not own and type(layer).forward in [kind.forward for kind in (nn.Linear, *CONVOLUTIONS)]
 
 
 @contextmanager
 def flipped(means: Mapping[nn.Module, Tensor], rng: torch.Generator) -> Iterator[None]:
-    """While this lasts, the layers in `means` (layer -> mean of its weight) use per-image signs."""
+    """Use per-image signs in the layers of `means` (layer -> mean of its weight) inside the block."""
     layers = [layer for layer in means if _can_flip(layer)]
     for layer in layers:
         forward = _linear if isinstance(layer, nn.Linear) else _convolution
@@ -57,4 +57,4 @@ def flipped(means: Mapping[nn.Module, Tensor], rng: torch.Generator) -> Iterator
         yield
     finally:
         for layer in layers:
-            del layer.forward  # the class's own forward is back
+            del layer.forward  # restores the forward of the class

@@ -1,8 +1,8 @@
-"""Some of a module's parameters as one flat tensor.
+"""Store chosen parameters of a module in one flat tensor.
 
-`flatten` takes the chosen parameters out of a module and returns them flat, with a table of segments that says which
-slice is which parameter. The module's attributes become plain tensors, views into the flat one (or into any other flat
-tensor of that layout), so the module runs as before, no line of it changed, and its weights can be exchanged at once.
+`flatten` moves the chosen parameters out of a module and returns them flat, with a table of segments: the slice of each
+parameter. The module's attributes become plain tensors, views into the flat one (or into any other flat tensor of that
+layout), so the module runs unchanged and all its weights can be exchanged at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from byov._core.errors import BadInput
 Where = str | Callable[[nn.Module, str], bool]
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-LINEAR = (nn.Linear, nn.MultiheadAttention)  # attention keeps its input projection as a bare parameter
+LINEAR = (nn.Linear, nn.MultiheadAttention)  # attention stores its input projection as a bare parameter
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase, nn.RMSNorm, nn.LocalResponseNorm)
 
 # Table 1 of the paper: which part of the network is Bayesian.
@@ -39,7 +39,7 @@ class Segment(NamedTuple):
     offset: int
     shape: torch.Size
     kind: str
-    """weight, bias, norm, embedding or other (positions, class tokens): what weight decay and LARS decide by."""
+    """weight, bias, norm, embedding or other (positions, class tokens): decides weight decay and LARS."""
 
     @property
     def stop(self) -> int:
@@ -47,16 +47,16 @@ class Segment(NamedTuple):
 
 
 def predicate(where: Where) -> Callable[[nn.Module, str], bool]:
-    """The predicate on (module, parameter name), given itself or by name."""
+    """Look up the predicate on (module, parameter name), given itself or by name."""
     if callable(where):
         return where
     if where not in NAMED:
-        raise ValueError(f"where={where!r} is not known; use one of {', '.join(NAMED)} or a function(module, name).")
+        raise ValueError(f"where={where!r} is unknown; use one of {', '.join(NAMED)} or a function(module, name).")
     return NAMED[where]
 
 
 def kind_of(module: nn.Module, name: str) -> str:
-    """What a parameter is, by the module that owns it and its name there."""
+    """Classify a parameter by the module that owns it and its name there."""
     if isinstance(module, NORMS) or "norm" in type(module).__name__.lower():  # norms of other libraries
         return "norm"
     if name.endswith("bias"):
@@ -69,7 +69,7 @@ def kind_of(module: nn.Module, name: str) -> str:
 
 
 class Segments(Sequence[Segment]):
-    """The table of segments, and the module attributes ("slots") that show them. Tied weights share a segment."""
+    """The table of segments, and the module attributes ("slots") that hold them; tied weights share a segment."""
 
     def __init__(self, table: Sequence[Segment], slots: Sequence[tuple[nn.Module, str, int]]) -> None:
         self.table = tuple(table)
@@ -87,18 +87,18 @@ class Segments(Sequence[Segment]):
         return iter(self.table)
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """The segments of a flat tensor, shaped. Differentiable, by one concatenation however many there are."""
+        """Split a flat tensor into shaped segments; differentiable, as one concatenation for any number of them."""
         if not self.table:
             return []
         parts = torch.split(flat, self.sizes)
         return [part.view(segment.shape) for part, segment in zip(parts, self.table, strict=True)]
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """The segments of a flat tensor by name."""
+        """Split a flat tensor into shaped segments by name."""
         return dict(zip([segment.name for segment in self.table], self.views(flat), strict=True))
 
     def gather(self, parts: Sequence[Tensor | None], out: Tensor) -> Tensor:
-        """Copies shaped parts (None: zeros) into a flat tensor."""
+        """Copy shaped parts (None: zeros) into a flat tensor."""
         for segment, part in zip(self.table, parts, strict=True):
             target = out[segment.offset : segment.stop]
             if part is None:
@@ -108,15 +108,15 @@ class Segments(Sequence[Segment]):
         return out
 
     def show(self, tensors: Sequence[Tensor]) -> None:
-        """Makes the module's attributes these tensors."""
+        """Set the module's attributes to these tensors."""
         for owner, attribute, index in self.slots:
             setattr(owner, attribute, tensors[index])
 
 
 def flatten(module: nn.Module, where: Where) -> tuple[Segments, Tensor]:
-    """Takes the trainable parameters that `where` chooses out of the module; returns their table and flat values.
+    """Move the trainable parameters that `where` chooses out of the module; return their table and flat values.
 
-    Frozen parameters (requires_grad False) are left alone, and so is everything that `where` does not choose.
+    Frozen parameters (requires_grad False) and parameters that `where` does not choose stay in the module.
     """
     chosen = predicate(where)
     owners: dict[nn.Parameter, list[tuple[str, nn.Module, str]]] = {}
@@ -153,7 +153,7 @@ def flatten(module: nn.Module, where: Where) -> tuple[Segments, Tensor]:
 
 
 def untied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, those that share memory (tied weights that are not random) copied: safetensors wants it so."""
+    """Copy tensors that share memory (tied weights that are not random), as safetensors requires."""
     seen: set[int] = set()
     apart: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -164,7 +164,7 @@ def untied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Flattened(nn.Module):
-    """A module with the chosen parameters in one flat parameter, `means`; at rest the module shows views of it."""
+    """A module with the chosen parameters in one flat parameter, `means`; outside draws it uses views of it."""
 
     means: nn.Parameter
 
@@ -176,21 +176,21 @@ class Flattened(nn.Module):
         self.rest()
 
     def rest(self) -> None:
-        """The module shows the means, without a gradient."""
+        """Set the module's weights to the means, without a gradient."""
         self.segments.show(self.segments.views(self.means.detach()))
 
     def flats(self) -> dict[str, Tensor]:
-        """The flat tensors of this layout, by what they hold for a parameter."""
+        """Return the flat tensors of this layout, by what they hold for a parameter."""
         return {"mean": self.means.detach()}
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that must be kept, by name: `mean.*` and other flat tensors, and `other.*` (not random; buffers)."""
+        """Return the whole state by name: `mean.*` and other flat tensors, and `other.*` (not random; buffers)."""
         state = {f"{what}.{k}": v for what, flat in self.flats().items() for k, v in self.segments.named(flat).items()}
         return state | {f"other.{k}": v for k, v in self.module.state_dict().items()}
 
     @torch.no_grad()
-    def load_tensors(self, state: Mapping[str, Tensor], where: str = "what was saved") -> None:
-        """Puts kept tensors back. Names and shapes are checked first, so that nothing is half-loaded."""
+    def load_tensors(self, state: Mapping[str, Tensor], where: str = "the saved state") -> None:
+        """Load saved tensors; names and shapes are checked first, so nothing is half-loaded."""
         own = self.tensors()
         for name in [*own, *state]:
             if name not in state or name not in own:
@@ -203,7 +203,7 @@ class Flattened(nn.Module):
                     f"{where} has shape {tuple(state[name].shape)} for {name!r}, but this model has "
                     f"{tuple(own[name].shape)}: it belongs to another model."
                 )
-        for name, value in own.items():  # views into the flat tensors and the module's own tensors: filled in place
+        for name, value in own.items():  # views into the flat tensors, and the module's tensors: filled in place
             value.copy_(state[name])
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
