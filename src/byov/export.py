@@ -1,6 +1,6 @@
 """`byov export`: the encoder at its means, usable without byov.
 
-- safetensors: the encoder's tensors by name, with a JSON header that says what they make up; log-variances on request
+- safetensors: the encoder's tensors by name, with a JSON header that describes the model; log-variances on request
 - onnx: the whole encoder, pixels in [0, 1] in, features out, any batch size; compared with torch in onnxruntime;
   on request with both scores (`scoring/one_pass.py`), compared with `byov score --fast`
 - timm: a state dict with timm's names, and how to build timm's model for it; compared with that model
@@ -56,7 +56,7 @@ def export(
     teacher: bool = False,
     with_uncertainty: bool = False,
 ) -> Path:
-    """Writes the encoder to `out` (unset: a file below RUN/export) and returns the path."""
+    """Write the encoder to `out` (None: a file in RUN/export) and return the path."""
     if with_uncertainty and (teacher or format != "onnx"):
         raise BadInput("--with-uncertainty is for the student as ONNX: leave out --teacher, use --format onnx.")
     if posterior and (teacher or format != "safetensors"):
@@ -93,7 +93,7 @@ def _encoder(run: Run, teacher: bool) -> Encoder:
     """The plain encoder in float32, on the CPU."""
     encoder = encoder_of(run)
     if teacher:
-        run.teacher_encoder()  # says no where there is none
+        run.teacher_encoder()  # raises if there is none
         assert run.learner.teacher is not None
         tensors = run.learner.teacher.tensors()
         encoder.load_state_dict(
@@ -104,7 +104,7 @@ def _encoder(run: Run, teacher: bool) -> Encoder:
 
 
 def header_of(run: Run, encoder: Encoder, teacher: bool) -> dict[str, Any]:
-    """What a file says of itself."""
+    """Return what a file states about itself."""
     model = {key: value for key, value in to_dict(run.config.model).items() if value is not None and "head_" not in key}
     return {
         "format": "byov-encoder-1",
@@ -120,7 +120,7 @@ def header_of(run: Run, encoder: Encoder, teacher: bool) -> dict[str, Any]:
 
 
 def _check(what: str, values: Tensor, expected: Tensor, name: str = "features", slack: float = 0.0) -> None:
-    """What was written must compute what the encoder does."""
+    """Raise BadInput unless what was written computes the encoder's outputs."""
     off = float((values - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
     if not off <= TOLERANCE + slack:
         raise BadInput(f"{what} does not give the encoder's {name} (off by {off:.1e}): use --format safetensors.")
@@ -130,7 +130,7 @@ def _check(what: str, values: Tensor, expected: Tensor, name: str = "features", 
 
 
 def _tensors(encoder: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name; also fixed positions, which a state dict leaves to the code."""
+    """Parameters and buffers by name; also fixed positions, which a state dict omits."""
     return dict(encoder.named_parameters(remove_duplicate=False)) | dict(encoder.named_buffers())
 
 
@@ -155,9 +155,9 @@ def _write_onnx(
     images: Tensor,
     steps: float = 0.0,
 ) -> None:
-    """Writes a network whose outputs, in order, are named and known for some images.
+    """Write a network, and check its named outputs, in order, on some images.
 
-    `steps`: how far percentiles may be off, as rounding takes a score past one of those it is compared with.
+    `steps`: how far percentiles may be off, since rounding may move a score past a calibration score.
     """
     try:
         runtime = [importlib.import_module(name) for name in ("onnx", "onnxscript", "onnxruntime")][-1]
@@ -171,7 +171,7 @@ def _write_onnx(
             program = torch.onnx.export(
                 traced, (), input_names=["images"], output_names=list(expected), dynamo=True, verbose=False
             )
-    except Exception as error:  # a thousand models of timm fail in many ways
+    except Exception as error:  # timm's many models fail in many ways
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise BadInput(f"torch cannot export this encoder ({reason}): use --format safetensors.") from error
     assert program is not None
@@ -191,7 +191,7 @@ def _write_onnx(
 
 
 class _Scored(nn.Module):
-    """An encoder that gives both scores, and percentiles where there are calibration scores."""
+    """An encoder that returns both scores, and percentiles if there are calibration scores."""
 
     def __init__(self, encoder: nn.Module, scorer: FastScorer) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ class _Scored(nn.Module):
 
 
 def _write_scorer(encoder: nn.Module, scorer: FastScorer, header: dict[str, Any], out: Path) -> None:
-    """The encoder with both scores. What is checked are also reference images, which must not find themselves."""
+    """Write the encoder with both scores. It is also checked on reference images, which must not find themselves."""
     model, known = scorer.model, scorer.reference.images
     some = known[spread(len(known), 5)]
     images = torch.cat([_noise(header), some / 255 if some.dtype == torch.uint8 else some])
@@ -234,7 +234,7 @@ def _write_scorer(encoder: nn.Module, scorer: FastScorer, header: dict[str, Any]
 
 
 def _forget_origins(model: Any) -> None:
-    """Takes out where each operation comes from: a third of the file, with paths of this machine's Python files."""
+    """Remove the origin of each operation: a third of the file, with paths of this machine's Python files."""
     for graph in (model.graph, *model.functions.values()):
         for node in graph.all_nodes():
             node.doc_string = None
@@ -244,7 +244,7 @@ def _forget_origins(model: Any) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter tells of its own deprecations and passes."""
+    """Silence the exporter, which reports its own deprecations and passes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         before = logging.root.manager.disable
@@ -259,7 +259,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _write_timm(run: Run, encoder: Encoder, header: dict[str, Any], out: Path) -> None:
-    """A state dict for a model of timm; it takes normalised pixels, so the header's statistics go with it."""
+    """Write a state dict for a model of timm, which takes pixels normalised with the header's statistics."""
     try:
         import_torchvision()  # first: timm imports it too
         library = importlib.import_module("timm")
@@ -282,7 +282,7 @@ def _write_timm(run: Run, encoder: Encoder, header: dict[str, Any], out: Path) -
 
 
 def timm_arguments(model: Model, encoder: Encoder) -> dict[str, Any]:
-    """The model of timm that has this backbone's weights, by name, and the arguments to build it with."""
+    """Return the name of the timm model with this backbone's weights, and the arguments to build it."""
     channels, *size = encoder.image_shape
     common: dict[str, Any] = {"num_classes": 0, "in_chans": channels}
     if timm.knows(model.backbone):
@@ -308,7 +308,7 @@ def timm_arguments(model: Model, encoder: Encoder) -> dict[str, Any]:
 
 
 def vit_state(backbone: nn.Module) -> dict[str, Tensor]:
-    """Our ViT's tensors under timm's names."""
+    """Return our ViT's tensors under timm's names."""
     renamed = {
         "stem.": "patch_embed.proj.",
         ".attention.output.": ".attn.proj.",

@@ -42,7 +42,7 @@ def test_flags_reach_the_results_and_the_report(trained: dict[str, Path], tmp_pa
     ):
         assert f"\n  {row} " in printed.out
     assert f"{results['draws.nll']:.4f}" in printed.out and printed.out.endswith(f"written: {path}\n")
-    assert len(printed.out.splitlines()) < 20 and "is made now" in printed.err
+    assert len(printed.out.splitlines()) < 20 and "is evaluated now" in printed.err
     assert (
         "\nOOD detection, AUROC " in printed.out
         and " probe's confidence " in printed.out

@@ -69,7 +69,9 @@ def test_a_run_that_has_not_finished_is_scored_with_a_warning(home: Path, tmp_pa
         assert score(home, tmp_path / "a.csv") == 0
     finally:
         path.write_bytes(whole)
-    said = f"has not finished: this is step {step:,} of 4,321; go on with `byov train --resume --out {home / 'run'}`."
+    said = (
+        f"has not finished: this is step {step:,} of 4,321; resume it with `byov train --resume --out {home / 'run'}`."
+    )
     assert said in capsys.readouterr().err
     assert "<dt>training</dt>" in (tmp_path / "a.csv.html").read_text(encoding="utf-8")
 

@@ -151,12 +151,12 @@ def test_what_a_user_reads() -> None:
     assert CHECK.trusted and CHECK.sentence() == f"encoder check: it {found}."
     worse = CHECK._replace(encoder=0.12, over_pixels=(-0.3, -0.1))
     assert worse.sentence() == (
-        f"warning: this encoder {found.replace('62%', '12%')}: its scores say little; "
+        f"warning: this encoder {found.replace('62%', '12%')}: its scores mean little; "
         "train longer, use more images, or start from pretrained weights (--init lite0)."
     )
-    assert worse.sentence(pretrained=True).endswith("its scores say little; train longer or use more images.")
+    assert worse.sentence(pretrained=True).endswith("its scores mean little; train longer or use more images.")
     level = CHECK._replace(over_pixels=(-0.01, 0.05))
-    assert "its scores may say no more than raw pixels would" in level.sentence()
-    assert "training has taught it little" in CHECK._replace(over_untrained=(-0.01, 0.05)).sentence()
+    assert "its scores may mean no more than those of raw pixels" in level.sentence()
+    assert "it has learned little" in CHECK._replace(over_untrained=(-0.01, 0.05)).sentence()
     few = CHECK._replace(images=7)
     assert not few.trusted and few.sentence().startswith("warning: there are only 7 images to check this encoder on")

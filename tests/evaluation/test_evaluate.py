@@ -14,14 +14,14 @@ import torch
 from sklearn.metrics import accuracy_score, roc_auc_score
 
 import byov
+from byov._core.cache import read_entry
 from byov._core.errors import BadInput
 from byov.config import Config, Model, Monitor, Optim
 from byov.data.shifts import shifted
 from byov.data.sources import open_source
 from byov.evaluation import evaluate as module
-from byov.evaluation.evaluate import evaluate, previous_path, results_path
+from byov.evaluation.evaluate import evaluate, is_current, previous_path, results_path
 from byov.evaluation.labelled import load_labelled
-from byov.evaluation.partial_results import read_section
 from byov.evaluation.predictive import predict_classes, predict_levels
 from byov.evaluation.probe import fit_probe
 from byov.inference.load import Run
@@ -87,9 +87,9 @@ def everything(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor], l
             baseline=folder / "byol",
             say=said.append,
         )
-    rows = read_section(folder / "byov" / "results" / "evaluation.safetensors")
+    rows = read_entry(folder / "byov" / "results" / "evaluation.safetensors")
     assert rows is not None
-    return made, rows.images, said
+    return made, dict(rows.tensors), said
 
 
 def test_every_section_is_there_as_strict_json(everything, folder: Path) -> None:
@@ -176,7 +176,7 @@ def test_images_of_another_kind_are_converted_and_told_apart(everything, folder:
 def test_the_baseline_is_made_where_there_is_none_then_read(everything, folder: Path, run: Run) -> None:
     made, _, said = everything
     theirs = json.loads((folder / "byol" / "results" / "evaluation.json").read_text())
-    assert any("is made now" in text for text in said) and any("nothing random" in text for text in said)
+    assert any("is evaluated now" in text for text in said) and any("nothing random" in text for text in said)
     assert made["settings"]["baseline"]["made_now"] and theirs["settings"]["draws"] == 0
     assert made["baseline.ece"] == made["ece"] - theirs["ece"]
     assert made["baseline.draws.ece"] == made["draws.ece"] - theirs["ece"]  # of BYOL every draw is the means
@@ -297,8 +297,10 @@ def test_a_pruned_weight_has_no_sigma(run: Run, tmp_path: Path) -> None:
 def test_another_bank_takes_nothing_over(run: Run) -> None:
     def place() -> Path:
         data = load_labelled(run, run.config.data, lambda *what: None)
-        evaluation = module._Evaluation(run, data, module.Wanted(), lambda *what: None, lambda text: None)
-        return evaluation.kept.place("uncertainty", None)
+        evaluation = module._Evaluation(
+            run, data, ReferenceSet(run), module.Wanted(), lambda *what: None, lambda text: None
+        )
+        return evaluation.cache.path("uncertainty")
 
     before, path = place(), run.folder / "reference" / "images.json"
     told = path.read_text()
@@ -328,3 +330,20 @@ def test_the_working_points_measures_are_the_evaluations(folder: Path, everythin
     assert -1 <= found["sigma_magnitude_spearman"] <= 1
     still = point_measures(byov.load(folder / "byol"), 4)
     assert still["median_sigma"] is None and "draws.top1" not in still
+
+
+def test_results_belong_to_the_weights_they_were_made_with(run: Run, folder: Path, tmp_path: Path) -> None:
+    """After `byov train --extend`, an evaluation is not current, and a baseline is evaluated again."""
+    shutil.copytree(folder / "byol", tmp_path / "other", ignore=shutil.ignore_patterns("results"))
+    other = byov.load(tmp_path / "other")
+    before = evaluate(other)
+    assert is_current(before, other.folder) and is_current({"settings": {"step": other.step}}, other.folder)
+    retrained = {"settings": before["settings"] | {"weights": "0" * 16}}
+    assert not is_current(retrained, other.folder) and is_current(before, tmp_path / "no checkpoint")
+    prepare(other.config, other.folder, extend=1).run()
+    assert not is_current(before, other.folder) and not is_current({"settings": {"step": other.step}}, other.folder)
+    said: list[str] = []
+    made = evaluate(run, baseline=other.folder, say=said.append)
+    assert made["settings"]["baseline"]["made_now"] and any("belongs to an earlier state" in text for text in said)
+    after = json.loads(results_path(other, other.config.data, False).read_text())
+    assert is_current(after, other.folder) and after["settings"]["step"] > before["settings"]["step"]

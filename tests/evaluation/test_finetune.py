@@ -11,7 +11,7 @@ from byov.config import Config, Model, Monitor, Optim
 from byov.evaluation import finetune
 from byov.evaluation.finetune import finetune_measures
 from byov.evaluation.labelled import Subject, load_labelled
-from byov.evaluation.named_metrics import class_measures
+from byov.evaluation.measures import class_measures
 from byov.pruning.criteria import Pruning
 from byov.pruning.prune import prune
 from byov.training.loop import Trainer

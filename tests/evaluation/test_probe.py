@@ -140,14 +140,14 @@ def test_bad_inputs_get_a_sentence() -> None:
     for features, labels, says in (
         (x, y * 0, "at least two classes"),
         (x[:0], y[:0], "at least two classes"),
-        (x, y[:-1], "one label an image"),
-        (x[0], y, "one label an image"),
+        (x, y[:-1], "one label per image"),
+        (x[0], y, "one label per image"),
         (x, y.float(), "int64"),
         (x / 0, y, "diverged"),
     ):
         with pytest.raises(BadInput, match=says):
             fit_probe(features, labels)
-    with pytest.raises(BadInput, match="told of 2 classes"):
+    with pytest.raises(BadInput, match="classes=2"):
         fit_probe(x, y, classes=2)
     with pytest.raises(ValueError, match="fitted on 24 features"):
         fit_probe(x, y).probabilities(x[:, :3])

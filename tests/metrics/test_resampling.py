@@ -9,7 +9,7 @@ import torch
 from scipy.stats import ttest_rel
 from torch import Tensor
 
-from byov.evaluation.named_metrics import class_measures
+from byov.evaluation.measures import class_measures
 from byov.metrics.resampling import WeightedMeasures, paired_errors, paired_top1, resampled_counts, standard_errors
 
 

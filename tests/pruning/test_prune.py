@@ -194,7 +194,7 @@ def test_rounds_that_were_stopped_go_on(run, tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         prune(run, out, how, curve=(), train=stop_in_the_second)
     assert not (out / "results" / "pruning.json").exists()
-    with pytest.raises(BadInput, match="of other settings that was stopped"):
+    with pytest.raises(BadInput, match="stopped pruning with other settings"):
         prune(run, out, replace(how, sparsity=0.9), curve=())
     found = prune(run, out, how, curve=())
     assert [row["sparsity"] for row in found["rounds"]] == [row["sparsity"] for row in whole["rounds"]]

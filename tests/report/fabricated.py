@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import yaml
 
+from byov._core.cache import Entry, write_entry
 from byov.config import Config, to_dict
 from byov.data.sources import open_source
 from byov.evaluation.evaluate import fingerprint
-from byov.evaluation.partial_results import Section, write_section
 from byov.scoring.candidates import DEFAULT, DEFAULT_AT_MEANS
 
 SHIFTS = ("salt_pepper", "blur")
@@ -55,10 +55,10 @@ def full_run(folder: Path, method: str = "byov", ece: float = 0.04, top1: float 
     config = Config(method=method, image_size=8)  # type: ignore[arg-type]
     (folder / "config.yaml").write_text(yaml.safe_dump(to_dict(config)))
     test = open_source("digits").load("test")
-    scores = {f"score.{name}": torch.arange(len(test)) for name in SCORES}
+    scores = {f"score.{name}": torch.arange(len(test)).double() for name in SCORES}
     right = (torch.arange(len(test)) % 10 != 0).double()
-    section = Section({"images": fingerprint(test)}, scores | {"means.top1": right})
-    write_section(folder / "results" / "evaluation.safetensors", section)
+    entry = Entry(scores | {"means.top1": right}, {"images": fingerprint(test)})
+    write_entry(folder / "results" / "evaluation.safetensors", entry)
     bins = [[10, (i + 0.5) / 15, (i + 0.3) / 15] for i in range(15)]
     results = shift_results(ece, top1) | uncertainty_results() | {"bins": bins, "settings": {"data": "digits"}}
     (folder / "results" / "evaluation.json").write_text(json.dumps(results))

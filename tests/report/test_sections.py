@@ -165,14 +165,14 @@ def test_images_that_are_not_available_are_reported(tmp_path: Path, data: str, w
 
 
 def test_scores_that_are_not_numbers_are_left_out(tmp_path: Path) -> None:
-    from byov.evaluation.partial_results import read_section, write_section
+    from byov._core.cache import read_entry, write_entry
 
     run = full_run(tmp_path / "run")
     path = run / "results" / "evaluation.safetensors"
-    section = read_section(path)
-    assert section is not None
-    section.images["score.label_free_combined"][3] = np.nan
-    write_section(path, section)
+    entry = read_entry(path)
+    assert entry is not None
+    entry.tensors["score.label_free_combined"][3] = np.nan
+    write_entry(path, entry)
     assert load_run(run).default_score == "label_free_knn_cosine"
     path.write_bytes(b"cut sho")
     assert "no scores per test image" in example_section([load_run(run)]).empty

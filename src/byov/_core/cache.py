@@ -81,9 +81,12 @@ class Cache:
             self.write(name, entry, settings)
         return entry
 
-    def clear(self) -> None:
-        """Remove the entries that were read or written here, and the folder if it is then empty."""
-        for path in self._used:
+    def clear(self, names: str | None = None) -> None:
+        """Remove the entries that were read or written here, or those whose names match a pattern.
+
+        The folder is removed as well if it is then empty.
+        """
+        for path in self._used if names is None else self.folder.glob(f"{names}-*.safetensors"):
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # it may hold entries of other work
             self.folder.rmdir()

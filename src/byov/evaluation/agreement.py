@@ -1,16 +1,16 @@
-"""Does the self-supervised posterior doubt the same images as a supervised one? (the paper's Figure 1b)
+"""Is the self-supervised posterior uncertain about the same images as a supervised one? (the paper's Figure 1b)
 
-The predictive std of an image under BYOV (its draws aligned, through the probe) is set against that under supervised
-Bayes by Backprop (the whole classifier at its own draws). Two models that are merely both unsure of hard images
-agree too; what is left of the agreement when both models' confidence is taken out is the partial correlation. How far
-two seeds of the supervised model agree is the most that can be asked for: the ceiling.
+Compares the predictive std of each image under BYOV (aligned draws, classified by the probe) with that under supervised
+Bayes by Backprop (the whole classifier at its own draws). Two models that are both uncertain about hard images agree
+too, so the partial correlation removes the confidence of both. The agreement of two seeds of the supervised model is
+the most that can be expected: the ceiling.
 
     results = align(byov.load("runs/byov"), byov.load("runs/bbb"), byov.load("runs/bbb-seed-1"))
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -20,14 +20,14 @@ import torch
 from scipy.stats import gaussian_kde
 from torch import Tensor, nn
 
+from byov._core.cache import digest
 from byov._core.callbacks import Progress, Say, say_on_stderr
 from byov._core.errors import BadInput
 from byov._core.files import write_json
 from byov.config import absolute_source, same_source
-from byov.evaluation.labelled import Labelled, load_labelled
-from byov.evaluation.named_metrics import strict
-from byov.evaluation.ood import of_source
-from byov.evaluation.predictive import Advance, ClassPredictions, Pass, over_draws, predict_classes, work_key
+from byov.evaluation.labelled import Labelled, load_labelled, of_source
+from byov.evaluation.measures import strict
+from byov.evaluation.predictive import Advance, ClassPredictions, over_draws, predict_classes
 from byov.evaluation.probe import fit_probe
 from byov.inference.features import features_of
 from byov.inference.inputs import at_side, in_channels, spread
@@ -56,12 +56,12 @@ GRID = 48  # points a side at which the density is evaluated
 
 
 class Alignment(NamedTuple):
-    """How two models' predictive std of the same images go together."""
+    """How the predictive std of two models correlates over the same images."""
 
     pearson: Estimate
     spearman: Estimate
     partial_pearson: Estimate
-    """What is left of it given the confidence of both."""
+    """The correlation given the confidence of both."""
     partial_spearman: Estimate
     gaussian: GaussianFit
     """The joint Gaussian, with the effect sizes of its misfit: `ks_distance`, `skewness`."""
@@ -87,7 +87,7 @@ def alignment(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> Alignment:
-    """Correlations with 95% intervals over images, and the Gaussian fit, of two models' scores (images,)."""
+    """Correlate two models' scores (images,), with 95% intervals over images, and fit a joint Gaussian."""
     plain = (predictive_std_a, predictive_std_b)
     estimate = partial(bootstrap, resamples=resamples, seed=seed)
     return Alignment(
@@ -102,9 +102,9 @@ def alignment(
 def given_both(
     statistic: Any, x: Tensor, y: Tensor, first: Tensor, second: Tensor, weights: Tensor | None = None
 ) -> Tensor:
-    """A partial correlation (`statistic`: of two given one) given two: Yule's recursion, from those given the first.
+    """Compute a partial correlation given two variables, by Yule's recursion from `statistic`, which takes one.
 
-    A second that follows from the first explains nothing more.
+    A second variable that is a function of the first explains nothing more.
     """
     xy, xs, ys = (statistic(a, b, first, weights) for a, b in ((x, y), (x, second), (y, second)))
     xs, ys = xs.nan_to_num(0), ys.nan_to_num(0)
@@ -113,7 +113,7 @@ def given_both(
 
 
 def density(x: Tensor, y: Tensor, points: int = GRID) -> Density:
-    """A Gaussian kernel density estimate (Scott's bandwidth) of two variables, from the least to the largest value."""
+    """Estimate the density of two variables on a grid from least to largest value (Gaussian kernel, Scott's rule)."""
     across, up = (torch.linspace(float(v.min()), float(v.max()), points, dtype=torch.float64) for v in (x, y))
     rows, columns = torch.meshgrid(up, across, indexing="ij")
     found = gaussian_kde(torch.stack([x, y]).double().numpy())(torch.stack([columns.flatten(), rows.flatten()]).numpy())
@@ -136,18 +136,21 @@ def align(
     progress: Progress = lambda what, done, total: None,
     say: Say = say_on_stderr,
 ) -> dict[str, Any]:
-    """Aligns a run with a supervised-bbb run, on the test images of `data`; writes `RUN/results/alignment.json`
-    (of another source than the run's own `alignment-SOURCE.json`).
+    """Compare a run's uncertainty with that of a supervised-bbb run on test images; write `results/alignment.json`.
+
+    For another source than the run's own, the file is `alignment-SOURCE.json`.
 
     Args:
-        run: whose posterior is asked about; it is seen through a probe on the training images of `data`.
-        supervised: a supervised-bbb run that was trained on `data`.
-        ceiling: another of another seed. `ceiling.` is the two supervised runs' agreement, `second.` the run's with it.
-        data: a source with labels; unset: the run's own.
-        draws: of every run. A std of K draws is known to 1 / sqrt(2 (K - 1)) of itself: few of them hide agreement.
-        most: test images, spread evenly over all; unset: all of them.
-        predictions: what `predict_classes` gave for the run and these test images, where it is there already.
-        resamples: of the bootstrap.
+        run: Its posterior is measured with a probe on the training images of `data`.
+        supervised: A supervised-bbb run that was trained on `data`.
+        ceiling: A second one with another seed: `ceiling.*` is the agreement of the two, `second.*` the run's with it.
+        data: A source with labels; None: the run's own.
+        draws: Per run. The std of K draws has a relative error of 1 / sqrt(2 (K - 1)): too few hide agreement.
+        most: Test images at most, spread evenly over all; None: all of them.
+        predictions: What `predict_classes` gave for the run and these test images, if known already.
+        resamples: Of the bootstrap.
+        progress: Called with the step and its progress.
+        say: Called with a sentence for the user.
     """
     data = absolute_source(data or run.config.data)
     check(run, supervised, ceiling, data, draws)
@@ -180,7 +183,8 @@ def align(
         "intervals": f"95%, percentile bootstrap over images, {resamples} resamples",
     }
     results = dict(strict(results))
-    write_json(alignment_path(run, data), results)
+    if run.processes.main:
+        write_json(alignment_path(run, data), results)
     return results
 
 
@@ -191,46 +195,35 @@ def alignment_path(run: Run, data: str) -> Path:
 def predict_supervised(
     run: Run, images: Tensor, draws: int, progress: Progress = lambda what, done, total: None
 ) -> Predictive:
-    """Class probabilities of a supervised-bbb run's whole classifier over its draws; memory is flat in them.
+    """Predict classes by the whole classifier of a supervised-bbb run over its draws, in memory flat in the draws.
 
-    What is stopped goes on in the next call for the same run and images.
+    Stopped work resumes in the next call with the same run and images.
     """
     images, _ = in_channels(run, images)
     run.check(images)
     images = at_side(images, run.image_shape[-1])
-    bank = ReferenceSet(run)
+    reference, network = ReferenceSet(run), run.learner.posterior
     what = f"passing {len(images):,} images through {draws} draws of {run.folder}"
 
-    def tell(_: str, done: int, total: int) -> None:
+    def take(found: dict[str, Predictive], k: int, advance: Advance) -> None:
+        with at_draw(network, run.config.seed, k):
+            logits = features_of(_Logits(network), images, advance=advance)
+        found["all"].update(logits.double().softmax(1))
+
+    def report(_: str, done: int, total: int) -> None:
         progress(what, done, total)
 
-    asked, work = _Classified(images, run.classes or 0), work_key(bank, "supervised", images)
-    return over_draws(bank, draws, asked, work, tell)["all"]
-
-
-@dataclass(frozen=True)
-class _Classified(Pass[Predictive]):
-    """The pass of `predict_supervised`."""
-
-    classes: int
-
-    def nothing(self) -> dict[str, Predictive]:
-        return {"all": Predictive(len(self.images), self.classes)}
-
-    def take(self, bank: ReferenceSet, k: int, found: dict[str, Predictive], advance: Advance) -> None:
-        network = bank.run.learner.posterior
-        with at_draw(network, bank.run.config.seed, k):
-            logits = features_of(_Logits(network), self.images, advance=advance)
-        found["all"].update(logits.double().softmax(1))
+    start = {"all": Predictive(len(images), run.classes or 0)}
+    return over_draws(reference, draws, start, take, len(images), f"supervised-{digest(images)}", report)["all"]
 
 
 class _Logits(nn.Module):
-    """A classifier's second output alone."""
+    """Returns only a classifier's second output."""
 
     def __init__(self, network: Posterior) -> None:
         super().__init__()
         self.network = network
-        self.training = network.training  # which `features_of` leaves as it was
+        self.training = network.training  # `features_of` restores it
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.network(images)[1]
@@ -243,7 +236,7 @@ def _predictions(run: Run, data: Labelled, draws: int, progress: Progress) -> Cl
 
 
 def check(run: Run, supervised: Run, ceiling: Run | None, data: str, draws: int) -> None:
-    """Bad input if these runs cannot be aligned: known before anything is computed."""
+    """Raise BadInput if these runs cannot be compared, before anything is computed."""
     if draws < 2:
         raise BadInput(f"a standard deviation over draws needs at least 2 of them, not {draws}: give more --draws.")
     others = [supervised] if ceiling is None else [supervised, ceiling]
@@ -272,7 +265,7 @@ def check(run: Run, supervised: Run, ceiling: Run | None, data: str, draws: int)
 
 
 def _compare_all(predictions: ClassPredictions, models: dict[str, Predictive], resamples: int) -> dict[str, Any]:
-    """All pairs of models as flat keys, and what a scatter plot shows."""
+    """Compare all pairs of models, as flat keys, and add the points of a scatter plot."""
     prefixes = {("run", "supervised"): "", ("run", "second"): "second.", ("supervised", "second"): "ceiling."}
     results: dict[str, Any] = {}
     for a, b in combinations(models, 2):
@@ -286,7 +279,7 @@ def _compare_all(predictions: ClassPredictions, models: dict[str, Predictive], r
 
 
 def _compared(prefix: str, a: Predictive, b: Predictive, resamples: int, picture: bool = False) -> dict[str, Any]:
-    """One pair's measures under a prefix; with `picture`, what a figure needs besides the scatter."""
+    """One pair's measures under a prefix; with `picture`, also what a figure needs in addition to the points."""
     x, y = a.predictive_std, b.predictive_std
     try:
         found = alignment(x, y, a.mean.amax(1), b.mean.amax(1), resamples=resamples)
@@ -306,5 +299,5 @@ def _compared(prefix: str, a: Predictive, b: Predictive, resamples: int, picture
 
 
 def _short(values: Tensor) -> list[float]:
-    """Six digits: what a picture can show."""
+    """Round to six digits, enough for a figure."""
     return [float(f"{value:.6g}") for value in values.tolist()]

@@ -1,4 +1,4 @@
-"""A run beside another (`--baseline`): the difference of every number that both have, some paired by image."""
+"""Compare a run with another (`--baseline`): the difference of every number that both have, some paired by image."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from byov.evaluation.named_metrics import Measures
+from byov.evaluation.measures import Measures
 from byov.metrics import bootstrap
 
-NOT_COMPARED = ("settings", "untrained.", "pixels.", "baseline.", "probe_")  # what is no measure of the run
-PAIRED = ("means.", "draws.")  # before the names of an image's rows; those at the means have no prefix in the results
+NOT_COMPARED = ("settings", "untrained.", "pixels.", "baseline.", "probe_")  # not measures of the run
+PAIRED = ("means.", "draws.")  # prefixes of rows per image; in the results, those at the means have no prefix
 
-# In a name, where how many draws there are makes a difference; some label-free scores are made at the means.
+# Names of results that depend on the number of draws; some label-free scores are computed at the means.
 DRAWN = re.compile(r"(^|\.)(draws|levels|label_free_(?!knn|kth_cosine|mahalanobis_at_means))")
 
 T = TypeVar("T")
 
 
 def without_draws(found: Mapping[str, T]) -> dict[str, T]:
-    """What does not hang on draws, of results or of rows of images."""
+    """Select the results, or the rows of images, that do not depend on draws."""
     return {name: value for name, value in found.items() if not DRAWN.search(name)}
 
 
 def differences(own: Mapping[str, Any], other: Mapping[str, Any], still: bool) -> Measures:
-    """`baseline.KEY`: this run's number less the other's, for every number that both have.
+    """Compute `baseline.KEY`: this run's number minus the other's, for every number that both have.
 
-    `still`: the other has nothing random, so that every draw of it would be its means, and these stand in for draws.
+    `still`: the other run is deterministic, so its means stand in for draws.
     """
     other = {_drawn(key): value for key, value in other.items() if still} | dict(other)
     both = [key for key in own if key in other and not key.startswith(NOT_COMPARED)]
@@ -37,7 +37,7 @@ def differences(own: Mapping[str, Any], other: Mapping[str, Any], still: bool) -
 
 
 def _drawn(key: str) -> str:
-    """The key of the draws of which this one has the means."""
+    """The key of the draws that the means at this key stand in for."""
     shifted, at_means, measure = key.partition(".at_means.")
     return f"{shifted}.draws.{measure}" if at_means else f"draws.{key}"
 
@@ -47,7 +47,7 @@ def _number(value: Any) -> bool:
 
 
 def intervals(own: Mapping[str, Tensor], other: Mapping[str, Tensor], still: bool) -> Measures:
-    """`baseline.KEY_interval`: 95% bootstrap interval of the mean difference over images, of top1, brier and nll."""
+    """Compute `baseline.KEY_interval`: the 95% bootstrap interval of the mean difference over images."""
     other = {name.replace("means.", "draws.", 1): row for name, row in other.items() if still} | dict(other)
     found: Measures = {}
     for name in own:

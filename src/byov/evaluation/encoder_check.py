@@ -1,7 +1,7 @@
 """Check without labels whether a run's encoder is worth trusting: does it find an image from an augmented view of it?
 
-Each view (crop, flip and colour jitter of the run's own views) asks for its own original among the reference images, by
-cosine on features that are centred on the reference images. Recall@1 is the share of views whose original is nearest.
+Each view (crop, flip and colour jitter of the run's own views) is looked up among the reference images, by cosine of
+features centred on the reference images. Recall@1 is the share of views whose original is nearest.
 The encoder has to beat the same encoder untrained and raw pixels: a necessary condition, not a sufficient one. Recall@1
 is stricter than the mean rank, by which a weak encoder passed. docs/score.md has the numbers.
 """
@@ -61,7 +61,7 @@ class EncoderCheck(NamedTuple):
         return self.images >= LEAST and self.over_untrained[0] > 0 and self.over_pixels[0] > 0
 
     def recalls(self) -> str:
-        """What was found, as a part of a sentence."""
+        """Return the recalls as a part of a sentence."""
         seen = "" if self.held_out else ", of images it was trained on"
         return (
             f"finds an image from an augmented view of it in {self.encoder:.0%} of {self.views:,} cases{seen} "
@@ -69,9 +69,9 @@ class EncoderCheck(NamedTuple):
         )
 
     def sentence(self, pretrained: bool = False) -> str:
-        """What a user should know; a warning where the encoder is not to be trusted.
+        """Return what a user should know; a warning if the encoder is not to be trusted.
 
-        `pretrained`: the run started from pretrained weights, so that these are no advice.
+        `pretrained`: the run started from pretrained weights, so they are not advised.
         """
         if self.trusted:
             return f"encoder check: it {self.recalls()}."
@@ -89,37 +89,37 @@ class EncoderCheck(NamedTuple):
 
     def _consequence(self) -> str:
         if self.over_untrained[0] <= 0:
-            return "training has taught it little, and its scores say little"
+            return "it has learned little, and its scores mean little"
         if self.over_pixels[1] < 0:
-            return "its scores say little"
-        return "its scores may say no more than raw pixels would"
+            return "its scores mean little"
+        return "its scores may mean no more than those of raw pixels"
 
 
-def check_encoder(bank: ReferenceSet, progress: Progress = lambda what, done, total: None) -> EncoderCheck:
+def check_encoder(reference: ReferenceSet, progress: Progress = lambda what, done, total: None) -> EncoderCheck:
     """Check a run's encoder at its means on images that were set aside, or on its reference set where these are few.
 
-    What was found is cached with the run's reference features, until its weights change.
+    The result is cached with the run's reference features, until its weights change.
 
     Args:
-        bank: The run's reference set.
-        progress: Told how far it is; not called where the result is cached.
+        reference: The run's reference set.
+        progress: Called with the progress; not called if the result is cached.
 
     Returns:
         The recalls, and how certain the differences are.
 
     Raises:
-        BadInput: If the images are not kept with the run, and its source is gone.
+        BadInput: If the images are not saved with the run, and its source is gone.
     """
 
     def make() -> Tensor:
-        run, held_out = bank.run, bank.calibration_images() if bank.has_calibration_images else None
+        run, held_out = reference.run, reference.calibration_images() if reference.has_calibration_images else None
         enough = held_out is not None and len(held_out) >= ENOUGH_HELD_OUT
-        images = held_out if held_out is not None and enough else bank.images
-        some = spread(len(bank.images), REFERENCES)
-        hits = _all_hits(run, run.encoder, images, bank.images[some], progress, bank.means.features[some])
+        images = held_out if held_out is not None and enough else reference.images
+        some = spread(len(reference.images), REFERENCES)
+        hits = _all_hits(run, run.encoder, images, reference.images[some], progress, reference.means.features[some])
         return torch.cat([hits, torch.full((len(hits), 1), float(enough), dtype=hits.dtype)], 1)
 
-    found = bank.cached(CACHE, make)
+    found = reference.cached(CACHE, make)
     return _summary(found[:, :3], held_out=bool(found[0, 3]))
 
 
@@ -141,14 +141,14 @@ def is_pretrained(run: Run) -> bool:
 
 
 def unfinished(run: Run) -> str | None:
-    """A warning for a run whose training was stopped early, or is still under way; None for a finished one."""
+    """Return a warning if the run's training was stopped early or is still running; None if it has finished."""
     state = checkpoints.state(RunFolder(run.folder).checkpoint)
     step, total = state["step"], state.get("total", state["step"])
     if step >= total:
         return None
     return (
         f"warning: the training of {run.folder} has not finished: this is step {step:,} of {total:,}; "
-        f"go on with `byov train --resume --out {run.folder}`."
+        f"resume it with `byov train --resume --out {run.folder}`."
     )
 
 

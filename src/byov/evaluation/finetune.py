@@ -1,7 +1,7 @@
-"""Fine-tuning: all weights trained on the labels, from the means and the linear probe on.
+"""Fine-tuning: train all weights on the labels, starting from the means and the linear probe.
 
-Starting from the fitted probe instead of a random classifier keeps the features from being spoiled in the first steps
-(Kumar et al. 2022, "LP-FT"). The untrained encoder, trained in the same way, says what the pretraining was worth.
+Starting from the fitted probe instead of a random classifier protects the features in the first steps (Kumar et al.
+2022, "LP-FT"). The untrained encoder, trained in the same way, shows what the pretraining is worth.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from byov._core.callbacks import Say
 from byov._core.files import without_prefix
 from byov.config import Config, Monitor, Optim, Posterior, View
 from byov.evaluation.labelled import Subject
-from byov.evaluation.named_metrics import Measures, below, class_measures
+from byov.evaluation.measures import Measures, below, class_measures
 from byov.inference.features import features_of
 from byov.runs import checkpoints
 from byov.runs.folder import RunFolder
@@ -28,12 +28,12 @@ from byov.training.masks import hold_pruned
 from byov.training.resolve import resolve
 
 OPTIM = Optim(batch_size=128, lr=1e-3)  # held out, 1,000 steps: Fashion-MNIST .806 (1e-4: .787, the probe .792)
-EPOCHS, STEPS = 3, 1000  # at least, of both: in 30 steps the features of 1,370 digits are spoiled, but not yet better
+EPOCHS, STEPS = 3, 1000  # at least, of both: 30 steps on 1,370 digits make the features worse, not yet better
 IMPOSSIBLE = -1e4  # the bias of a class without training images: finite, so that no gradient is NaN
 
 
 def finetuning(images: int) -> dict[str, Any]:
-    """What the numbers hang on."""
+    """What the numbers depend on."""
     start = "the encoder at its means, and its linear probe"
     return {"epochs": _epochs(images), "batch_size": OPTIM.batch_size, "lr": OPTIM.lr, "start": start}
 
@@ -43,9 +43,9 @@ def _epochs(images: int) -> int:
 
 
 def finetune_measures(subject: Subject, folder: Path, say: Say) -> Measures:
-    """`finetune.*` of the subject's encoder: the run's, or any of its kind.
+    """Compute `finetune.*` of the subject's encoder: the run's, or another with the same architecture.
 
-    Training leaves its checkpoints in `folder`, goes on from there, and removes it when it is done.
+    Training saves its checkpoints in `folder`, resumes from there, and removes the folder at the end.
     """
     trainer = _trainer(subject, folder)
     trainer.say = say
@@ -84,7 +84,7 @@ def _trainer(subject: Subject, folder: Path) -> Trainer:
 
 
 def _config(config: Config, subject: Subject) -> Config:
-    """The run's model, trained with labels and nothing random, on crops and flips alone, as BYOL is fine-tuned."""
+    """The run's model, deterministic, trained with labels on crops and flips only, as BYOL is fine-tuned."""
     first = config.views.first
     flip = first.flip if subject.data.flips else 0.0
     crops = View(first.crop_area, first.crop_ratio, flip, jitter=0.0, grey=0.0, blur=0.0)

@@ -1,47 +1,47 @@
 """The posterior predictive: what the outputs for each image do over weight draws, in memory that is flat in the draws.
 
-Each draw passes all images, so that a draw is one function; it is keyed by the run's seed and its number alone, so
-that a long stream may come chunk by chunk, in one call each. Draws are looked at as they come and aligned on the
-reference bank, both from the same forward. Work that was stopped goes on after its last saved draw, and the processes
-that have opened the run together (`Run.processes`) share the draws.
+Each draw passes all images, so a draw is one function. It depends on the run's seed and its number alone, so a long
+stream may come in chunks, one call each. Outputs are taken as they come and aligned on the reference set, both from
+the same forward pass. Stopped work resumes after its last saved draw.
+
+Under torchrun or srun every process runs the same code on the same images (`Run.processes`). Process r of n passes the
+draws r, r + n, ...; at the end of a pass all merge their accumulators in the order of ranks, so all have the same.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from byov._core.cache import Cache, Entry, digest
 from byov._core.callbacks import Progress
 from byov._core.errors import BadInput
-from byov._core.files import without_prefix, write_atomically
+from byov._core.files import without_prefix
 from byov.data.transforms import resized
-from byov.evaluation.partial_results import digest
+from byov.evaluation.labelled import Subject
 from byov.evaluation.probe import Probe
 from byov.inference.features import BATCH, features_of, outputs_of
 from byov.inference.reference import Moments, ReferenceSet, aligned, at_draw, moments_of
 from byov.metrics.over_draws import OverDraws, Predictive
 from byov.posterior import Posterior
 from byov.runs.folder import RunFolder
+from byov.scoring.scorer import is_deterministic
 from byov.training.distributed.processes import Processes
 from byov.training.networks import Bare, Classifier, Student
 
 LEVELS = {Student: ("encoder", "projector", "predictor"), Classifier: ("encoder", "classifier"), Bare: ("encoder",)}
 SAVE_SECONDS = 30.0  # between two saved states of work that can be resumed
 
+Advance = Callable[[int], None]
+"""Called with the number of images that have passed since the last call."""
+
 
 class Accumulator(Protocol):
-    """What goes over draws: it can be saved, sent, and joined with another over other draws."""
+    """What is accumulated over draws: it can be saved, sent, and merged with another over other draws."""
 
     def merge(self, other: Any) -> Self: ...
     def state(self) -> dict[str, Tensor]: ...
@@ -50,23 +50,6 @@ class Accumulator(Protocol):
 
 
 A = TypeVar("A", bound=Accumulator)
-Advance = Callable[[int], None]
-
-
-@dataclass(frozen=True)
-class Pass(ABC, Generic[A]):
-    """What is made of images over draws. It can be sent to another process."""
-
-    images: Tensor
-    """As the network sees them."""
-
-    @abstractmethod
-    def nothing(self) -> dict[str, A]:
-        """Before the first draw."""
-
-    @abstractmethod
-    def take(self, bank: ReferenceSet, k: int, found: dict[str, A], advance: Advance) -> None:
-        """Takes in draw k; `advance` is told of images that have passed."""
 
 
 # ------------------------------------------------------------------------------------------------ class probabilities
@@ -80,7 +63,7 @@ class ClassPredictions(NamedTuple):
 
 
 def predict_classes(
-    bank: ReferenceSet,
+    reference: ReferenceSet,
     probe: Probe,
     images: Tensor,
     draws: int,
@@ -89,32 +72,43 @@ def predict_classes(
     resumable: bool = False,
     progress: Progress = lambda what, done, total: None,
 ) -> ClassPredictions:
-    """What a probe that was fitted at the means makes of the draws' features.
+    """Predict classes by a probe, fitted at the means, from the features at each draw.
 
-    With `resumable`, what is stopped goes on in the next call for the same run, probe and images.
+    With `resumable`, stopped work resumes in the next call with the same run, probe and images.
     """
-    _check_draws(draws)
-    images = _seen(bank, images)
-    work = work_key(bank, "classes", images, probe.weights, probe.bias, probe.mean, probe.std) if resumable else None
-    return ClassPredictions(**over_draws(bank, draws, _Classes(images, probe, batch_size), work, progress))
+    images, run = _seen(reference, images, draws), reference.run
+    start = {name: Predictive(len(images), len(probe.bias)) for name in ClassPredictions._fields}
 
-
-@dataclass(frozen=True)
-class _Classes(Pass[Predictive]):
-    """The pass of `predict_classes`."""
-
-    probe: Probe
-    batch_size: int
-
-    def nothing(self) -> dict[str, Predictive]:
-        return {name: Predictive(len(self.images), len(self.probe.bias)) for name in ClassPredictions._fields}
-
-    def take(self, bank: ReferenceSet, k: int, found: dict[str, Predictive], advance: Advance) -> None:
-        run, probe = bank.run, self.probe
+    def take(found: dict[str, Predictive], k: int, advance: Advance) -> None:
         with at_draw(run.encoder, run.config.seed, k):
-            features = features_of(run.encoder, self.images, self.batch_size, advance)
-        found["aligned"].update(probe.probabilities(bank.aligned(features, k)))
+            features = features_of(run.encoder, images, batch_size, advance)
+        found["aligned"].update(probe.probabilities(reference.aligned(features, k)))
         found["unaligned"].update(probe.probabilities(features))
+
+    work = f"classes-{digest(images, *probe.tensors())}" if resumable else None
+    return ClassPredictions(**over_draws(reference, draws, start, take, len(images), work, progress))
+
+
+class ProbePredictions(NamedTuple):
+    """The class probabilities of a subject's test images by its probe."""
+
+    means: Tensor
+    """(images, classes), float32, at the means."""
+    draws: ClassPredictions | None
+    """Over draws; None for a deterministic run."""
+
+
+def probe_predictions(
+    subject: Subject, draws: int, progress: Progress = lambda what, done, total: None
+) -> ProbePredictions:
+    """Classify the test images by the probe: at the means, and over aligned and unaligned draws."""
+    means = subject.probe.probabilities(subject.test_features)
+    if is_deterministic(subject.run):
+        return ProbePredictions(means, None)
+    reference = subject.reference or ReferenceSet(subject.run)
+    return ProbePredictions(
+        means, predict_classes(reference, subject.probe, subject.test_images, draws, progress=progress)
+    )
 
 
 # ------------------------------------------------------------------------------------------------------ without labels
@@ -128,7 +122,7 @@ class Level(NamedTuple):
 
 
 def predict_levels(
-    bank: ReferenceSet,
+    reference: ReferenceSet,
     images: Tensor,
     draws: int,
     *,
@@ -136,46 +130,37 @@ def predict_levels(
     resumable: bool = False,
     progress: Progress = lambda what, done, total: None,
 ) -> dict[str, Level]:
-    """Mean and variance over draws of the whole network, after its encoder, projector and predictor (or classifier)."""
-    _check_draws(draws)
-    images, network = _seen(bank, images), bank.run.learner.posterior
+    """Compute mean and variance over draws after the encoder, the projector and the predictor (or the classifier)."""
+    images, network, seed = _seen(reference, images, draws), reference.run.learner.posterior, reference.run.config.seed
     names = LEVELS[type(network.module)]
-    outputs = _outputs(network, bank.run.config.seed, None, bank.images[:2], batch_size)
-    widths = {name: output.shape[1] for name, output in zip(names, outputs, strict=True)}
-    at_means = _level_moments(bank, None, list(widths.values()), batch_size)
-    work = work_key(bank, "levels", images) if resumable else None
-    found = over_draws(bank, draws, _Levels(images, widths, at_means, batch_size), work, progress)
-    return {name: Level(*(found[f"{name}.{kind}"] for kind in Level._fields)) for name in names}
+    widths = [output.shape[1] for output in _outputs(network, seed, None, reference.images[:2], batch_size)]
+    at_means = _level_moments(reference, None, widths, batch_size)
+    start = {
+        f"{name}.{kind}": OverDraws(len(images), width)
+        for name, width in zip(names, widths, strict=True)
+        for kind in Level._fields
+    }
 
-
-@dataclass(frozen=True)
-class _Levels(Pass[OverDraws]):
-    """The pass of `predict_levels`."""
-
-    widths: dict[str, int]
-    at_means: list[Moments]
-    batch_size: int
-
-    def nothing(self) -> dict[str, OverDraws]:
-        kinds = [(f"{name}.{kind}", width) for name, width in self.widths.items() for kind in Level._fields]
-        return {name: OverDraws(len(self.images), width) for name, width in kinds}
-
-    def take(self, bank: ReferenceSet, k: int, found: dict[str, OverDraws], advance: Advance) -> None:
-        at_k = _level_moments(bank, k, list(self.widths.values()), self.batch_size)
-        outputs = _outputs(bank.run.learner.posterior, bank.run.config.seed, k, self.images, self.batch_size, advance)
-        for name, output, of, to in zip(self.widths, outputs, at_k, self.at_means, strict=True):
+    def take(found: dict[str, OverDraws], k: int, advance: Advance) -> None:
+        at_k = _level_moments(reference, k, widths, batch_size)
+        outputs = _outputs(network, seed, k, images, batch_size, advance)
+        for name, output, of, to in zip(names, outputs, at_k, at_means, strict=True):
             found[f"{name}.raw"].update(output)
             found[f"{name}.aligned"].update(aligned(output, of, to))
 
+    work = f"levels-{digest(images)}" if resumable else None
+    found = over_draws(reference, draws, start, take, len(images), work, progress)
+    return {name: Level(*(found[f"{name}.{kind}"] for kind in Level._fields)) for name in names}
 
-def _level_moments(bank: ReferenceSet, k: int | None, widths: list[int], batch_size: int) -> list[Moments]:
-    """The moments over the bank of each level's outputs at draw k, kept as one small tensor."""
+
+def _level_moments(reference: ReferenceSet, k: int | None, widths: list[int], batch_size: int) -> list[Moments]:
+    """The moments over the reference set of each level's outputs at draw k, cached as one small tensor."""
 
     def make() -> Tensor:
-        outputs = _outputs(bank.run.learner.posterior, bank.run.config.seed, k, bank.images, batch_size)
+        outputs = _outputs(reference.run.learner.posterior, reference.run.config.seed, k, reference.images, batch_size)
         return torch.cat([torch.stack(moments_of(output)) for output in outputs], dim=1)
 
-    both = bank.cached("levels-means" if k is None else f"levels-{k:05d}", make)
+    both = reference.cached("levels-means" if k is None else f"levels-{k:05d}", make)
     return [Moments(*part) for part in torch.split(both, widths, dim=1)]
 
 
@@ -187,7 +172,7 @@ def _outputs(
     batch_size: int,
     advance: Advance = lambda count: None,
 ) -> list[Tensor]:
-    """What each level gives out at draw k, in evaluation mode: on the CPU, in float32."""
+    """The outputs of each level at draw k, in evaluation mode, on the CPU, in float32."""
     with at_draw(network, seed, k):
         parts = [[level.float().cpu() for level in out] for out in outputs_of(network, images, batch_size, advance)]
     return [torch.cat(level) for level in zip(*parts, strict=True)]
@@ -196,87 +181,81 @@ def _outputs(
 # -------------------------------------------------------------------------------------------- over draws and processes
 
 
-def over_draws(bank: ReferenceSet, draws: int, asked: Pass[A], work: str | None, progress: Progress) -> dict[str, A]:
-    """Takes in this process's draws, from the last saved one on; joins the parts of all processes of the run.
+def over_draws(
+    reference: ReferenceSet,
+    draws: int,
+    start: dict[str, A],
+    take: Callable[[dict[str, A], int, Advance], None],
+    images: int,
+    work: str | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> dict[str, A]:
+    """Accumulate this process's draws, from the last saved one on, and merge with the other processes.
 
-    Process r of w takes the draws r, r + w, ...; `work` names the file for what has been done.
+    Args:
+        reference: The run's reference set.
+        draws: Number of draws, over all processes.
+        start: Empty accumulators by name.
+        take: Adds draw k to the accumulators: `take(found, k, advance)`.
+        images: Number of images, for the progress.
+        work: Names the saved state of stopped work; None: it starts again.
+        progress: Called with the images passed by this process.
+
+    Returns:
+        The accumulators over all draws, the same in every process.
     """
-    processes = bank.run.processes
-    bare = replace(asked, images=asked.images.new_empty(0))  # they are sent apart
-    processes.call((bank.run.folder, bank.folder.name, draws, bare, work), asked.images)
-    mine = range(processes.rank, draws, processes.world)
-    found, images = asked.nothing(), len(asked.images)
-    path = None
-    done = 0
-    if work is not None:
-        path = (
-            RunFolder(bank.run.folder).results / "partial" / f"{work}-{processes.rank}-of-{processes.world}.safetensors"
+    processes = reference.run.processes
+    if len(set(processes.in_turn(reference.folder.name))) > 1:
+        raise BadInput(
+            f"{reference.run.folder} is not the same for all processes: was it trained on? Repeat the command."
         )
-        found, done = _read_partial(path, found, len(mine))
-    seen = done * images
+    mine = range(processes.rank, draws, processes.world)
+    cache = Cache(RunFolder(reference.run.folder).results / "partial", reference.folder.name)
+    name = f"{work}-{processes.rank}-of-{processes.world}"
+    found, done = start, 0
+    if work is not None and (entry := cache.read(name)) is not None and entry.header <= len(mine):
+        found, done = _from_states(start, entry.tensors), entry.header
+    seen, saved = done * images, time.monotonic()
 
     def advance(count: int) -> None:
         nonlocal seen
         seen += count
         progress(f"passing {images:,} images through {len(mine)} draws", seen, len(mine) * images)
 
-    saved = time.monotonic()
     for k in mine[done:]:
-        asked.take(bank, k, found, advance)
+        take(found, k, advance)
         done += 1
-        if path is not None and time.monotonic() - saved >= SAVE_SECONDS:
-            write_atomically(path, partial(_write_partial, found, done))
+        if work is not None and time.monotonic() - saved >= SAVE_SECONDS:
+            cache.write(name, Entry(_states(found), done))
             saved = time.monotonic()
-    found = _joined(found, done > 0, processes)
-    if path is not None and processes.main:
-        for each in path.parent.glob(f"{work}-*-of-*.safetensors"):  # of all processes, however many they once were
-            each.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # of another evaluation there may be more in it
-            path.parent.rmdir()
+    found = _merged(start, found, bool(mine), processes)
+    if work is not None and processes.main:
+        cache.clear(f"{work}-*-of-*")  # of all processes, also where there were more or fewer before
     return found
 
 
-def _write_partial(found: dict[str, A], done: int, path: Path) -> None:
-    tensors = {f"{name}/{key}": value for name, a in found.items() for key, value in a.state().items()}
-    save_file(tensors, path, metadata={"done": str(done)})
-
-
-def _read_partial(path: Path, nothing: dict[str, A], most: int) -> tuple[dict[str, A], int]:
-    """What was done before, and how many draws that is; nothing if there is no file, or one with too many draws."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            done = int(file.metadata()["done"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError):
-        return nothing, 0
-    if done > most:
-        return nothing, 0
-    return {name: type(a).from_state(without_prefix(tensors, f"{name}/")) for name, a in nothing.items()}, done
-
-
-def _joined(found: dict[str, A], any_draws: bool, processes: Processes) -> dict[str, A]:
-    """All processes' parts in one; of processes that are led, the first has it, and the others nothing."""
+def _merged(start: dict[str, A], found: dict[str, A], any_draws: bool, processes: Processes) -> dict[str, A]:
+    """The accumulators of all processes in one, in the order of ranks."""
     if processes.world == 1:
         return found
     whole: dict[str, A] = {}
-    for states in processes.in_turn({name: a.state() for name, a in found.items()} if any_draws else {}):
-        for name, state in states.items():
-            part = type(found[name]).from_state(state)
+    for states in processes.in_turn(_states(found) if any_draws else {}):
+        for name, part in (_from_states(start, states) if states else {}).items():
             whole[name] = whole[name].merge(part) if name in whole else part
     return whole
 
 
-def work_key(bank: ReferenceSet, what: str, *tensors: Tensor) -> str:
-    """A name for the work on these tensors with these weights."""
-    return f"{what}-{bank.folder.name}-{digest(*tensors)}"
+def _states(found: dict[str, A]) -> dict[str, Tensor]:
+    return {f"{name}/{key}": value for name, a in found.items() for key, value in a.state().items()}
 
 
-def _seen(bank: ReferenceSet, images: Tensor) -> Tensor:
+def _from_states(like: dict[str, A], states: Mapping[str, Tensor]) -> dict[str, A]:
+    return {name: type(a).from_state(without_prefix(states, f"{name}/")) for name, a in like.items()}
+
+
+def _seen(reference: ReferenceSet, images: Tensor, draws: int) -> Tensor:
     """The images as the network sees them, resized once for all draws."""
-    bank.run.check(images)
-    return resized(images, bank.run.image_shape[-1])
-
-
-def _check_draws(draws: int) -> None:
     if draws < 1:
         raise BadInput(f"draws={draws}: give at least 1.")
+    reference.run.check(images)
+    return resized(images, reference.run.image_shape[-1])

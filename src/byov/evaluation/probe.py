@@ -1,7 +1,7 @@
 """The converged linear probe: multinomial logistic regression on frozen, standardised features.
 
-A probe stopped early measures its own optimiser as much as the features, so this one is solved to its optimum: the
-objective is convex, and `gradient_norm` says how near the optimum is. It minimises
+A probe stopped early measures its optimiser as much as the features, so this one is solved to its optimum: the
+objective is convex, and `gradient_norm` shows how near the optimum is. It minimises
 
     mean over images of -log p(label)  +  l2 / 2 * |weights|^2      (no penalty on the bias)
 
@@ -25,15 +25,15 @@ from torch import Tensor
 from byov._core.errors import BadInput
 from byov._core.randomness import permutation
 
-GRID = tuple(10.0 ** (-half / 2) for half in range(13))  # 1 to 1e-6, two a decade, strongest first
-FALLBACK_L2 = 1e-2  # where there are too few images to hold any out
+GRID = tuple(10.0 ** (-half / 2) for half in range(13))  # 1 to 1e-6, two per decade, strongest first
+FALLBACK_L2 = 1e-2  # if there are too few images to hold any out
 PATIENCE = 3  # weaker L2s tried after the best: the held-out NLL has one valley along the grid
 TOLERANCE = 1e-5  # largest entry of the gradient at the optimum; scikit-learn stops at 1e-4
-COARSE = 1e-4  # the same in float32, which rounds more than that
+COARSE = 1e-4  # the same in float32, which is less precise
 ROTATED = 1024  # up to this width the whitening is exact; above, only along this many / 4 main directions
 DOUBLE = 1 << 25  # numbers of features up to which fits run in float64 (256 MiB); above, in float32
 BLOCK = 1 << 22  # numbers of features at a time in `logits`
-ITERATIONS = 1000  # a bound; fits in trials took up to 22
+ITERATIONS = 1000  # at most; fits took up to 22
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,16 @@ class Probe:
 
     @cached_property
     def _folded(self) -> tuple[Tensor, Tensor]:
-        """Weights and bias for features as they come."""
+        """Weights and bias for raw features."""
         weights = self.weights / self.std
         return weights.T, self.bias - weights @ self.mean
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that predictions depend on."""
+        return self.weights, self.bias, self.mean, self.std
+
     def logits(self, features: Tensor) -> Tensor:
-        """(images, classes), float64, of features as they come out of the encoder."""
+        """Return (images, classes), float64, of features as the encoder returns them."""
         if features.ndim != 2 or features.shape[1] != len(self.mean):
             raise ValueError(f"the probe was fitted on {len(self.mean)} features, not on {tuple(features.shape)}.")
         weights, bias = self._folded
@@ -70,14 +74,14 @@ class Probe:
         return torch.cat([block.detach().cpu().double() @ weights + bias for block in torch.split(features, rows)])
 
     def probabilities(self, features: Tensor) -> Tensor:
-        """(images, classes), float32; rows sum to 1."""
+        """Return (images, classes), float32; rows sum to 1."""
         return self.logits(features).softmax(1).float()
 
 
 def fit_probe(features: Tensor, labels: Tensor, seed: int = 0, classes: int | None = None) -> Probe:
-    """Chooses L2 on a held-out fifth of the images (by NLL, one-standard-error rule), then fits all of them.
+    """Choose L2 on a held-out fifth of the images (by NLL, one-standard-error rule), then fit all of them.
 
-    `classes`: how many there are, if more than the labels show.
+    `classes`: their number, if some have no label here.
     """
     _check(features, labels, classes)
     labels = labels.detach().cpu()
@@ -100,7 +104,7 @@ def fit_probe(features: Tensor, labels: Tensor, seed: int = 0, classes: int | No
 def _check(features: Tensor, labels: Tensor, classes: int | None) -> None:
     if features.ndim != 2 or labels.ndim != 1 or len(features) != len(labels) or features.shape[1] == 0:
         raise BadInput(
-            f"the probe needs features (images, width) and one label an image, "
+            f"the probe needs features (images, width) and one label per image, "
             f"not {tuple(features.shape)} and {tuple(labels.shape)}."
         )
     if labels.dtype != torch.int64 or (len(labels) and int(labels.min()) < 0):
@@ -108,13 +112,13 @@ def _check(features: Tensor, labels: Tensor, classes: int | None) -> None:
     if len(torch.unique(labels)) < 2:
         raise BadInput("the probe needs images of at least two classes; give a source with more labels.")
     if classes is not None and int(labels.max()) >= classes:
-        raise BadInput(f"the probe was told of {classes} classes, but a label is {int(labels.max())}.")
+        raise BadInput(f"the probe was given classes={classes}, but a label is {int(labels.max())}.")
     if not bool(features.isfinite().all()):
-        raise BadInput("some features are not finite, so no probe can be fitted; the encoder has diverged.")
+        raise BadInput("some features are not finite: the encoder has diverged, so train it again.")
 
 
 def _split(targets: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Kept and held-out images: a fifth of every class held out, never a class's only image or one of two."""
+    """Split into kept and held-out images: a fifth of every class is held out, none of a class of one or two."""
     held = torch.zeros(len(targets), dtype=torch.bool)
     for c in range(int(targets.max()) + 1):
         of_class = (targets == c).nonzero()[:, 0]
@@ -127,8 +131,8 @@ def _choose_l2(
 ) -> tuple[float, Tensor]:
     """The strongest L2 that is not worse than the best by more than a standard error of the held-out NLL, and its fit.
 
-    The held-out NLL is flat around its lowest point: there the rounding of a sum would choose, and with it the
-    calibration. The error is that of the difference, image by image.
+    The held-out NLL is flat around its minimum, where rounding would choose, and change the calibration. The error is
+    that of the difference, paired by image.
     """
     mean, std = _moments(features[kept])
     problem = _Problem(_standardised(features[kept], mean, std, dtype), targets[kept], int(targets.max()) + 1)
@@ -172,7 +176,7 @@ def _standardised(features: Tensor, mean: Tensor, std: Tensor, dtype: torch.dtyp
 class _Problem:
     """The objective on one set of standardised images, solved for one L2 after another.
 
-    Parameters are (classes, width + 1), the bias last. Logits are kept as (classes, images): with so few classes,
+    Parameters are (classes, width + 1), the bias last. Logits are stored as (classes, images): with few classes,
     the two products take 1.7 (float64) to 5 (float32) times less than as (images, classes), 10,000 x 192, one core.
     """
 
@@ -222,11 +226,11 @@ class _Problem:
 
 
 class _Whitening:
-    """Coordinates u of the parameters in which the objective is about equally curved on all sides.
+    """Coordinates u of the parameters in which the objective is about equally curved in all directions.
 
     The Hessian is near h * covariance + l2 (h: the softmax's curvature at even odds), so its inverse square root is
     known along the covariance's eigenvectors. Correlated features are far from white, even standardised: without
-    this, the fit that the head of this file times took 607 iterations instead of 18.
+    this, the fit timed at the top of this file took 607 iterations instead of 18.
     """
 
     def __init__(self, features: Tensor, classes: int) -> None:
@@ -236,7 +240,7 @@ class _Whitening:
             values, vectors = torch.linalg.eigh((features.T @ features).double() / len(features))
             rest = 0.0
         else:
-            # It need not be exact, only near: the main directions of some of the images will do
+            # An approximation is enough: the main directions of some of the images
             some = features[:: max(1, len(features) // ROTATED)]
             values, vectors = torch.linalg.eigh((some @ some.T).double() / len(some))  # those of the images' products
             values, vectors = values[-ROTATED // 4 :], vectors[:, -ROTATED // 4 :]

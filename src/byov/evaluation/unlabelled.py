@@ -1,4 +1,4 @@
-"""`byov evaluate` on images without labels: what can be measured of an encoder without knowing what is on them."""
+"""`byov evaluate` on images without labels: whether the encoder finds an image from a view of it, and its spread."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from byov.evaluation.encoder_check import (
     check_on_images,
     is_pretrained,
 )
-from byov.evaluation.evaluate import keep_previous, results_path
-from byov.evaluation.named_metrics import Measures, strict
+from byov.evaluation.evaluate import keep_previous, median_sigma, results_path, weights_digest
+from byov.evaluation.measures import Measures, strict
 from byov.inference.features import features_of
 from byov.inference.inputs import in_channels, spread
 from byov.inference.load import Run
 from byov.inference.reference import ReferenceSet
 from byov.training.monitors import effective_rank, feature_std
 
-IMAGES = 2000  # at most, for the spread of the features: an SVD of more takes long
+IMAGES = 2000  # at most, for the spread of the features: an SVD of more is slow
 
 
 def has_labels(run: Run, data: str, progress: Progress = lambda what, done, total: None) -> bool:
     """Whether any split of a source has labels. A folder is listed for it, not decoded."""
     if data.partition(":")[0] not in KINDS:
-        return True  # sources that are known by name have them
+        return True  # all sources known by name have labels
     source = open_source(data, run.image_shape[-1])
     outlines = (source.outline(split, progress) or source.load(split).outline for split in source.splits)
     return any(outline.labelled for outline in outlines)
@@ -55,8 +55,8 @@ def evaluate_unlabelled(
         data: The source; its test images where it has some.
         teacher: Measure the teacher's encoder instead of the student's.
         needs_labels: Flags that the user gave although they need labels.
-        progress: Told how far it is.
-        say: Told what the user should know.
+        progress: Called with the step and its progress.
+        say: Called with a sentence for the user.
 
     Returns:
         Flat keys: `retrieval.encoder`, `retrieval.untrained`, `retrieval.pixels`, `effective_rank`, `feature_std`, ...
@@ -72,7 +72,8 @@ def evaluate_unlabelled(
         )
     encoder = run.teacher_encoder() if teacher else run.encoder
     source = open_source(data, run.image_shape[-1])
-    images, converted = in_channels(run, source.load(source.default, progress, say).images)
+    loaded = run.processes.first_then_others(lambda: source.load(source.default, progress, say))
+    images, converted = in_channels(run, loaded.images)
     run.check(images)
     if len(images) < 2:
         raise BadInput(f"{data} has {len(images)} image: at least 2 are needed.")
@@ -80,7 +81,7 @@ def evaluate_unlabelled(
         say(f"{data}: {converted}, as {run.folder} takes them.")
     own = same_source(data, run.config.data)
     if own and not teacher:
-        check = check_encoder(ReferenceSet(run), progress)  # on images that were kept out of training
+        check = check_encoder(ReferenceSet(run), progress)  # on images held out of training
     else:
         check = check_on_images(run, encoder, images, not own or source.default == "test", progress)
     say(check.sentence(is_pretrained(run)))
@@ -88,13 +89,12 @@ def evaluate_unlabelled(
     some = images[spread(len(images), IMAGES)]
     features = _features(run, encoder, some, progress)
     measures |= {"effective_rank": effective_rank(features), "feature_std": feature_std(features)}
-    sigma = run.learner.posterior.sigma
-    sigma = sigma[sigma > 0]  # a pruned weight has none
-    measures["median_sigma"] = float(sigma.median()) if sigma.numel() else None
+    measures["median_sigma"] = median_sigma(run)
     measures["settings"] = {
         "byov": __version__,
         "run": str(run.folder),
         "step": run.step,
+        "weights": weights_digest(run),
         "data": data,
         "test_images": len(images),
         "spread_images": len(some),
@@ -104,9 +104,10 @@ def evaluate_unlabelled(
         "draws": 0,
     }
     path, measures = results_path(run, data, teacher), strict(measures)
-    keep_previous(path, measures)
-    path.with_suffix(".safetensors").unlink(missing_ok=True)  # rows of an evaluation with labels
-    write_json(path, measures)
+    if run.processes.main:
+        keep_previous(path, measures)
+        path.with_suffix(".safetensors").unlink(missing_ok=True)  # rows of an evaluation with labels
+        write_json(path, measures)
     return measures
 
 

@@ -1,10 +1,10 @@
-"""What a network makes of many images, in evaluation mode and without autograd, batch by batch.
+"""Outputs of a network for many images, in evaluation mode and without autograd, batch by batch.
 
-On a CPU with a few cores each core takes batches of its own: torch's threads, which share each operation, wait for each
-other between any two. `make bench` has the gain (trick: own threads, forward). Convolutional networks are passed as a
+On a CPU with a few cores, each core takes separate batches: torch's threads, which share each operation, would wait for
+each other between any two. `make bench` has the gain (trick: own threads, forward). Convolutional networks run as a
 copy with BatchNorm folded (`backbones/folded_copy.py`).
 
-Frozen stages make the same of an image at every draw: `before_draws` passes them once, `at_this_draw` the rest.
+Frozen stages have the same output at every draw: `before_draws` runs them once, `at_this_draw` the rest.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from byov.data.transforms import resized
 from byov.posterior import Posterior
 
 BATCH = 128  # images at a time; from 64 to 512 the speed on one core is the same within 8%; memory is not
-LEAST = 32  # images of a core's own batch: below, the time of a forward is that of its operations' calls
-FEW = 8  # cores: more than these would wait for Python's lock, which each of a forward's operations takes
+LEAST = 32  # images per core: with fewer, a forward pass spends its time on calling its operations
+FEW = 8  # cores: more would wait for Python's lock, which each operation takes
 
 
 def features_of(
@@ -33,30 +33,30 @@ def features_of(
     advance: Callable[[int], None] = lambda count: None,
     size: int | None = None,
 ) -> Tensor:
-    """Features (N, width) on the CPU, in float32, of uint8 or [0, 1] images (N, C, H, W), first brought to `size`."""
+    """Compute features (N, width), float32, on the CPU, of uint8 or [0, 1] images (N, C, H, W), resized to `size`."""
     return torch.cat([part.float().cpu() for part in outputs_of(encoder, images, batch_size, advance, size)])
 
 
 def before_draws(encoder: nn.Module, images: Tensor, size: int, batch_size: int = BATCH) -> Tensor:
-    """What of images does not depend on the draw: activations after frozen stages, or the images at their size."""
+    """Return what does not depend on the draw: activations after frozen stages, or the resized images."""
     if not has_trunk(encoder):
         return resized(images, size)
     return torch.cat(list(outputs_of(_Part(encoder, "trunk"), images, batch_size, size=size)))
 
 
 def at_this_draw(encoder: nn.Module, before: Tensor, batch_size: int = BATCH) -> Tensor:
-    """Features (N, width), as `features_of` gives them, from what `before_draws` gave."""
+    """Compute features (N, width), like `features_of`, from what `before_draws` returned."""
     return features_of(_Part(encoder, "after_trunk") if has_trunk(encoder) else encoder, before, batch_size)
 
 
 def has_trunk(encoder: nn.Module) -> bool:
-    """Whether stages of the encoder are frozen."""
+    """Return whether stages of the encoder are frozen."""
     inner = encoder.module if isinstance(encoder, Posterior) else encoder
     return isinstance(inner, Encoder) and inner.has_trunk
 
 
 class _Part(nn.Module):
-    """One of the two parts of an encoder with a trunk."""
+    """One of the two parts of an encoder with frozen stages."""
 
     def __init__(self, encoder: nn.Module, part: str) -> None:
         super().__init__()
@@ -75,9 +75,9 @@ def outputs_of(
     advance: Callable[[int], None] = lambda count: None,
     size: int | None = None,
 ) -> Iterator[Any]:
-    """network(batch) of all images, in their order; `batch_size` images are under way at a time, but LEAST a core.
+    """Yield network(batch) for all images, in order; `batch_size` images at a time, at least LEAST per core.
 
-    Whether a caller's `autocast` counts hangs on the threads: leave it out.
+    Do not call it under `autocast`, which does not reach other threads.
     """
     was_training = network.training
     device = next((t.device for t in (*network.buffers(), *network.parameters())), images.device)

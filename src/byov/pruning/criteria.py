@@ -1,4 +1,4 @@
-"""Which weights go: a score for every weight, and masks that drop the lowest (True: kept).
+"""Which weights are pruned: a score for every weight, and masks that drop the lowest (True: not pruned).
 
 Prunable are the weights of Linear layers and convolutions (segments of kind `weight`): 98% of a ViT. Biases, norms,
 positions and tokens stay; only whole units (structured.py) take their biases and norms with them.
@@ -22,7 +22,7 @@ from byov.pruning import structured
 By = Literal["snr", "magnitude", "variance", "random"]
 Masks = Mapping[str, Tensor]
 
-ALREADY = -1.0  # the score of what is pruned already: below all others, which are never negative
+ALREADY = -1.0  # the score of pruned weights: below all others, which are never negative
 
 
 @dataclass(frozen=True)
@@ -30,17 +30,17 @@ class Pruning:
     """How to prune."""
 
     by: By
-    """The score: |mean| / sigma; |mean|; 1 / sigma (the widest go first); or a random order."""
+    """The score: |mean| / sigma; |mean|; 1 / sigma (largest sigma first); or a random order."""
     sparsity: float
-    """The part of the prunable weights that goes."""
+    """The share of the prunable weights that is pruned."""
     scope: Literal["layer", "global"] = "layer"
     """The lowest of each layer, or of all layers together."""
     part: Literal["encoder", "all"] = "encoder"
-    """What is pruned: the encoder, or the heads too."""
+    """What is pruned: the encoder, or the heads as well."""
     structured: bool = False
     """Whole neurons, attention heads and channels instead of single weights."""
     rounds: int = 1
-    """Times that it is pruned (and trained on), to the final sparsity."""
+    """Number of rounds of pruning and training until the final sparsity."""
     epochs: int = 0
     """Epochs of training after each round."""
     seed: int = 0
@@ -50,27 +50,27 @@ class Pruning:
         if self.by not in get_args(By):
             raise BadInput(f"there is no score {self.by!r} to prune by: use one of {', '.join(get_args(By))}.")
         if not 0 < self.sparsity < 1:
-            raise BadInput(f"--sparsity is the part that goes, between 0 and 1, not {self.sparsity:g}.")
+            raise BadInput(f"--sparsity is the share of weights to prune, between 0 and 1, not {self.sparsity:g}.")
         if self.rounds < 1 or self.epochs < 0:
             raise BadInput("--rounds must be at least 1, and --epochs not negative.")
         if self.rounds > 1 and not self.epochs:
-            raise BadInput("several rounds are for training in between: give --epochs too, or leave out --rounds.")
+            raise BadInput("several rounds need training in between: give --epochs too, or leave out --rounds.")
         if self.structured and self.part == "all":
             raise BadInput("--structured is for the encoder: leave out --part all.")
 
     def sparsity_after(self, round: int, start: float) -> float:
-        """The sparsity of a round (from 1 on): each takes the same part of what is left."""
+        """Return the sparsity after a round (from 1 on): each prunes the same share of what is left."""
         return float(1 - (1 - start) * ((1 - self.sparsity) / (1 - start)) ** (round / self.rounds))
 
 
 def choose_masks(posterior: Posterior, how: Pruning, sparsity: float, before: Masks) -> dict[str, Tensor]:
-    """Masks by parameter name that drop this part of the prunable weights, and all that was dropped before."""
+    """Return masks by parameter name that drop this share of the prunable weights, and all that was dropped before."""
     scores = weight_scores(posterior, how.by, how.part, before, how.seed)
     if how.structured:
         masks = structured.drop_units(posterior.module, scores, sparsity, how.scope)
     else:
         masks = drop_weights(scores, sparsity, how.scope)
-    chosen = {name: mask.cpu() for name, mask in masks.items()}  # as in a checkpoint, wherever the run is
+    chosen = {name: mask.cpu() for name, mask in masks.items()}  # as in a checkpoint, whatever the run's device
     return dict(before) | {name: mask & before[name] if name in before else mask for name, mask in chosen.items()}
 
 
@@ -81,7 +81,7 @@ def weight_scores(
     before: Masks | None = None,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """A score for every prunable weight, by parameter name; the lowest goes first."""
+    """Score every prunable weight, by parameter name; the lowest is pruned first."""
     means, sigmas = _prunable(posterior, part)
     if by in ("snr", "variance"):
         means = {name: mean for name, mean in means.items() if name in sigmas}
@@ -100,7 +100,7 @@ def weight_scores(
 
 
 def _prunable(posterior: Posterior, part: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The prunable weights by name, and the standard deviations of those that are random."""
+    """The prunable weights by name, and the standard deviations of the random ones."""
     prefix = "encoder." if part == "encoder" else ""
     names = [s.name for s in posterior.segments if s.kind == "weight" and s.name.startswith(prefix)]
     means = posterior.segments.named(posterior.means.detach())
@@ -115,7 +115,7 @@ def _prunable(posterior: Posterior, part: str) -> tuple[dict[str, Tensor], dict[
 
 
 def drop_weights(scores: Masks, sparsity: float, scope: Literal["layer", "global"] = "layer") -> dict[str, Tensor]:
-    """Masks that drop the lowest part of each layer, or of all together. Larger sparsities drop the same and more."""
+    """Return masks that drop the lowest share of each layer, or of all. Larger sparsities drop the same and more."""
     if scope == "layer":
         return {name: _highest(score.flatten(), sparsity).view(score.shape) for name, score in scores.items()}
     kept = _highest(torch.cat([score.flatten() for score in scores.values()]), sparsity)
@@ -124,18 +124,18 @@ def drop_weights(scores: Masks, sparsity: float, scope: Literal["layer", "global
 
 
 def _highest(scores: Tensor, sparsity: float) -> Tensor:
-    """Which scores are not among the lowest; of equal ones the first go first."""
+    """Which scores are not among the lowest; of equal scores the first are dropped first."""
     kept = torch.ones_like(scores, dtype=torch.bool)
     kept[scores.argsort(stable=True)[: round(sparsity * len(scores))]] = False
     return kept
 
 
 def sparsity_of(masks: Masks, prunable: Mapping[str, Tensor]) -> float:
-    """The part of these weights that the masks drop."""
+    """Return the share of these weights that the masks drop."""
     gone = sum(int((~masks[name]).sum()) for name in prunable if name in masks)
     return gone / max(1, sum(weight.numel() for weight in prunable.values()))
 
 
 def prunable_weights(posterior: Posterior, part: Literal["encoder", "all"] = "encoder") -> dict[str, Tensor]:
-    """The weights that can be pruned, at their means, by parameter name."""
+    """Return the weights that can be pruned, at their means, by parameter name."""
     return _prunable(posterior, part)[0]

@@ -1,10 +1,10 @@
 """`byov prune`: a run with fewer weights, and what they cost.
 
-The curve is the paper's: at each sparsity the weights are taken out of the encoder at its means, nothing is trained,
-and the images go through the probe of the unpruned encoder (and through one fitted anew). The pruned run is a run like
-any other; its checkpoint holds the masks, and training it (rounds here, `--extend` later) keeps them. A round starts
-the recipe's schedules anew: at the learning rate where they ended, nothing would move. What is stopped between or in
-its rounds goes on in the next call with the same settings.
+The curve is the paper's: at each sparsity, weights of the encoder at its means are set to 0, nothing is trained, and
+the images are classified by the probe of the unpruned encoder, and by a refitted one. The pruned run is a run like any
+other. Its checkpoint holds the masks, and training it (rounds here, `--extend` later) keeps them. Each round restarts
+the recipe's schedules: at the learning rate where they ended, nothing would move. A stopped call resumes with the same
+settings.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from byov._core.cache import Entry, read_entry, write_entry
 from byov._core.callbacks import Progress, Say, say_on_stderr
 from byov._core.errors import BadInput
 from byov._core.files import folder_written_whole, without_prefix, write_json, write_text
-from byov.config import Config, same_source, to_dict, to_yaml
-from byov.data.images import ImageSet
+from byov.config import Config, to_dict, to_yaml
 from byov.data.sources import open_source
 from byov.data.transforms import resized
-from byov.evaluation.probe import Probe, fit_probe
+from byov.evaluation.labelled import Labelled, Subject, as_labelled
 from byov.inference.features import features_of
 from byov.inference.inputs import in_channels
 from byov.inference.load import Run, load
@@ -40,14 +41,14 @@ from byov.pruning.structured import compact
 from byov.runs import checkpoints
 from byov.runs.folder import RunFolder
 from byov.training.distributed.processes import started
-from byov.training.loop import Trainer, subset
+from byov.training.loop import Trainer
 from byov.training.masks import pruned
 from byov.training.prepare import prepare
 
-PARTIAL = Path("results") / "pruning.partial.json"  # while it works: settings, the round begun, and those that are done
+PARTIAL = "pruning.partial.safetensors"  # in results/, until it is done: settings, the round begun, the finished rounds
 CURVE = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
-UNLABELLED = 2000  # images that stand for all where there are no labels
-BATCH, REPEATS = 256, 7  # of the speed
+UNLABELLED = 2000  # images at most, if there are no labels
+BATCH, REPEATS = 256, 7  # for the speed
 
 
 def prune(
@@ -60,9 +61,9 @@ def prune(
     say: Say = say_on_stderr,
     train: Callable[[Trainer], object] = lambda trainer: trainer.run(),
 ) -> dict[str, Any]:
-    """Writes the pruned run to `out`, with `results/pruning.json`, which it returns. `data`: what it is measured on."""
+    """Write the pruned run to `out`, with `results/pruning.json`, which it returns. `data`: what it is measured on."""
     data = data or run.config.data
-    kept = _kept(out, {"from": str(run.folder), "step": run.step, "data": data, **asdict(how)})
+    done = _resumed(out, {"from": str(run.folder), "step": run.step, "data": data, **asdict(how)})
     if not all(0 <= point < 1 for point in curve):
         raise BadInput("--curve takes sparsities from 0 to below 1.")
     if how.epochs and started() != (1, 1):
@@ -76,56 +77,57 @@ def prune(
     masks = choose_masks(run.learner.posterior, how, how.sparsity_after(1, start), before)
 
     points = sorted({s for s in curve if s > start} | {how.sparsity})
-    judge = Judge(run, data, 1 + len(points) + how.rounds * (how.epochs > 0), progress, say)
-    unpruned = encoder_of(run)
-    rows = [{"sparsity": start} | judge.measures(unpruned)]
+    cost = PruningCost(run, data, progress, say)
+    unpruned = cost.encoder
+    rows = [{"sparsity": start} | cost.measures(unpruned)]
     for point in points:
         at = choose_masks(run.learner.posterior, how, point, before)
-        rows.append({"sparsity": sparsity_of(at, prunable)} | judge.measures(without(unpruned, at)))
+        rows.append({"sparsity": sparsity_of(at, prunable)} | cost.measures(without(unpruned, at)))
 
     config = _retraining(run.config, how.epochs) if how.epochs else run.config
-    if not kept["begun"]:
+    if not done["begun"]:
         _write_run(run.folder, out, config, pruned(tensors, masks), _restarted(state, config) if how.epochs else state)
-        kept["begun"] = 1
-    rounds = kept["rounds"]
+        done["begun"] = 1
+    partial, rounds = RunFolder(out).results / PARTIAL, done["rounds"]
     for number in range(len(rounds) + 1, how.rounds + 1) if how.epochs else ():
-        if number > kept["begun"]:
+        if number > done["begun"]:
             _prune_on(_opened(run, out), how, how.sparsity_after(number, start))
-            kept["begun"] = number
-        write_json(out / PARTIAL, kept)
+            done["begun"] = number
+        write_entry(partial, Entry({}, done))
         device, threads = run.encoder.means.device.type, torch.get_num_threads()
         here = replace(config, device=device, threads=threads)
         train(prepare(here, out, resume=True, progress=progress, say=say))
-        measures = judge.measures(encoder_of(_opened(run, out)))
+        measures = cost.measures(encoder_of(_opened(run, out)))
         rounds.append({"sparsity": sparsity_of(_masks(out), prunable), "epochs": how.epochs} | measures)
-        write_json(out / PARTIAL, kept)
+        write_entry(partial, Entry({}, done))
     results: dict[str, Any] = dict(rounds[-1] if rounds else rows[1 + points.index(how.sparsity)])  # as the run is now
     results |= {"curve": rows, "rounds": rounds}
     results |= _costs(
-        unpruned, encoder_of(_opened(run, out)), _masks(out), prunable, resized(judge.tested[:BATCH], judge.side)
+        unpruned, encoder_of(_opened(run, out)), _masks(out), prunable, resized(cost.tested[:BATCH], cost.side)
     )
-    measured = {"images": len(judge.tested), "prunable": "weights of Linear layers and convolutions"}
-    results["settings"] = kept["settings"] | measured
+    measured = {"images": len(cost.tested), "prunable": "weights of Linear layers and convolutions"}
+    results["settings"] = done["settings"] | measured
     write_json(RunFolder(out).results / "pruning.json", results)
-    (out / PARTIAL).unlink(missing_ok=True)
-    _tell_spread(_opened(run, out))
+    partial.unlink(missing_ok=True)
+    _update_summary(_opened(run, out))
     return results
 
 
-def _kept(out: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """What a call with the same settings has done before it was stopped; anything else in the place is bad input."""
-    if (out / PARTIAL).is_file():
-        kept: dict[str, Any] = json.loads((out / PARTIAL).read_text(encoding="utf-8"))
-        if kept["settings"] == settings:
-            return kept
-        raise BadInput(f"{out} holds a pruning of other settings that was stopped: choose another --out, or remove it.")
+def _resumed(out: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """What a stopped call with the same settings has done; anything else at `out` is bad input."""
+    entry = read_entry(RunFolder(out).results / PARTIAL)
+    if entry is not None:
+        done: dict[str, Any] = entry.header
+        if done["settings"] == settings:
+            return done
+        raise BadInput(f"{out} holds a stopped pruning with other settings: choose another --out, or remove it.")
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise BadInput(f"{out} exists already: choose another --out.")
     return {"settings": settings, "begun": 0, "rounds": []}
 
 
-def _tell_spread(run: Run) -> None:
-    """Puts the weights that are left into `summary.json`, which is the unpruned run's where nothing was retrained."""
+def _update_summary(run: Run) -> None:
+    """Write the weights that are left to `summary.json`; without retraining it is a copy of the unpruned run's."""
     path, sigma = RunFolder(run.folder).summary, run.learner.posterior.sigma
     if path.is_file() and len(left := sigma[sigma > 0]):
         summary = json.loads(path.read_text(encoding="utf-8"))
@@ -137,13 +139,13 @@ def _opened(run: Run, out: Path) -> Run:
 
 
 def encoder_of(run: Run) -> nn.Module:
-    """The encoder at its means, as a plain module."""
+    """Return the encoder at its means, as a plain module."""
     return run.encoder.unwrapped().eval()
 
 
 @torch.no_grad()
 def without(encoder: nn.Module, masks: Masks) -> nn.Module:
-    """A copy of an encoder with what the masks (of the whole network) drop set to 0."""
+    """Return a copy of an encoder with the weights that the masks (of the whole network) drop set to 0."""
     twin = copy.deepcopy(encoder)
     own = encoder_masks(masks)
     for name, parameter in twin.named_parameters():
@@ -153,12 +155,12 @@ def without(encoder: nn.Module, masks: Masks) -> nn.Module:
 
 
 def encoder_masks(masks: Masks) -> dict[str, Tensor]:
-    """The masks under the names that the encoder has for its parameters."""
+    """Return the encoder's masks, by the encoder's own parameter names."""
     return without_prefix(masks, "encoder.")
 
 
 def _retraining(config: Config, epochs: int) -> Config:
-    """The settings of a round: the recipe's schedules over these epochs. The posterior is there already: beta stays."""
+    """The settings of a round: the recipe's schedules over these epochs. The posterior exists already: beta stays."""
     return replace(
         config,
         optim=replace(config.optim, epochs=epochs),
@@ -188,84 +190,87 @@ def _write_run(
 
 
 def _prune_on(run: Run, how: Pruning, sparsity: float) -> None:
-    """Prunes a run in its place, before another round."""
+    """Prune a run in place, before another round."""
     masks = choose_masks(run.learner.posterior, how, sparsity, _masks(run.folder))
     tensors, state = checkpoints.load(RunFolder(run.folder).checkpoint)
     checkpoints.save(RunFolder(run.folder).checkpoint, pruned(tensors, masks), _restarted(state, run.config))
 
 
 def _masks(folder: Path) -> dict[str, Tensor]:
-    """The masks of a run that is pruned."""
+    """The masks of a pruned run."""
     return without_prefix(checkpoints.load(RunFolder(folder).checkpoint)[0], "mask.")
 
 
 # -------------------------------------------------------------------------------------------------------- what it costs
 
 
-class Judge:
-    """Measures encoders against a run's own: through its probe, through one fitted anew, and by the features' cosine.
+class PruningCost:
+    """Measures encoders against a run's own: by its probe, by a refitted probe, and by the cosine of the features.
 
-    Without labels, the cosine alone.
+    Without labels, by the cosine alone.
     """
 
-    def __init__(self, run: Run, data: str, times: int, progress: Progress, say: Say) -> None:
+    def __init__(self, run: Run, data: str, progress: Progress, say: Say) -> None:
         self.side = run.image_shape[-1]
-        self.train, test = _images(run, data, progress, say)
-        self.tested, self.labels = test.images, test.labels
-        self.progress, self.what = progress, f"measuring on {data}"
-        self.done, self.total = 0, times * (len(test) + (0 if self.train is None else len(self.train)))
-        self.features: Tensor | None = None  # of the first encoder that is measured: the unpruned
-        self.probe: Probe | None = None
+        self.tested, labelled = _images(run, data, progress, say)
+        self.encoder = encoder_of(run)
+        self.unpruned = None if labelled is None else Subject(run, self.encoder, labelled, self.side, progress)
+
+    @cached_property
+    def features(self) -> Tensor:
+        """Of the test images, by the run's own encoder."""
+        return self._tested(self.encoder) if self.unpruned is None else self.unpruned.test_features
 
     def measures(self, encoder: nn.Module) -> dict[str, float]:
-        """The first encoder asked about is the one that all are compared with."""
-        tested = self._features(encoder, self.tested)
-        self.features = tested if self.features is None else self.features
-        found = {"cosine": float(F.cosine_similarity(tested, self.features).mean())}
-        if self.train is None or self.labels is None or self.train.labels is None:
-            return found
-        classes = 1 + int(max(self.train.labels.max(), self.labels.max()))
-        refitted = fit_probe(self._features(encoder, self.train.images), self.train.labels, classes=classes)
-        self.probe = self.probe or refitted
-        for prefix, probe in (("", self.probe), ("refitted.", refitted)):
-            probabilities = probe.probabilities(tested)
-            found[f"{prefix}top1"] = top_k_accuracy(probabilities, self.labels, 1)
-            found[f"{prefix}ece"] = ece(probabilities, self.labels)
+        """Compare an encoder with the run's own."""
+        if self.unpruned is None:
+            return {"cosine": float(F.cosine_similarity(self._tested(encoder), self.features).mean())}
+        own = encoder is self.encoder
+        pruned = self.unpruned if own else replace(self.unpruned, encoder=encoder)
+        found = {"cosine": float(F.cosine_similarity(pruned.test_features, self.features).mean())}
+        labels = pruned.data.test_labels
+        for prefix, probe in (("", self.unpruned.probe), ("refitted.", pruned.probe)):
+            found |= top1_and_ece(probe.probabilities(pruned.test_features), labels, prefix)
         return found
 
-    def _features(self, encoder: nn.Module, images: Tensor) -> Tensor:
-        def advance(count: int) -> None:
-            self.done += count
-            self.progress(self.what, self.done, self.total)
-
-        return features_of(encoder, images, advance=advance, size=self.side)
+    def _tested(self, encoder: nn.Module) -> Tensor:
+        return features_of(encoder, self.tested, size=self.side)
 
 
-def _images(run: Run, data: str, progress: Progress, say: Say) -> tuple[ImageSet | None, ImageSet]:
-    """Images to fit a probe on (None where there are no labels for it, or all are the same) and images to test on."""
+def pruned_subject(subject: Subject, masks: Masks) -> Subject:
+    """Return the subject without the weights that the masks drop; its probe is refitted when asked for."""
+    return replace(subject, encoder=without(encoder_of(subject.run), masks))
+
+
+def top1_and_ece(probabilities: Tensor, labels: Tensor, prefix: str = "") -> dict[str, float]:
+    """Return accuracy and calibration error under a prefix."""
+    return {f"{prefix}top1": top_k_accuracy(probabilities, labels, 1), f"{prefix}ece": ece(probabilities, labels)}
+
+
+def _images(run: Run, data: str, progress: Progress, say: Say) -> tuple[Tensor, Labelled | None]:
+    """Test images, and their source with labels; None if it has no labels to fit a probe on, or all are the same."""
     source = open_source(data, run.image_shape[-1])
     loaded = [source.load(split, progress, say) for split in source.splits]
-    sets = [replace(one, images=in_channels(run, one.images)[0]) for one in loaded]
-    for one in sets:
-        run.check(one.images)
-    labels = sets[0].labels
-    if len(sets) == 2 and labels is not None and len(torch.unique(labels)) > 1 and sets[1].labels is not None:
-        own = same_source(data, run.config.data) and run.config.images is not None
-        return subset(sets[0], run.config.images or len(sets[0])) if own else sets[0], sets[1]
-    return None, ImageSet(sets[-1].images[:UNLABELLED])
+    labels = loaded[0].labels
+    if len(loaded) == 2 and labels is not None and len(torch.unique(labels)) > 1 and loaded[1].labels is not None:
+        labelled = as_labelled(run, data, source, loaded[0], loaded[1], say)
+        return labelled.test.images, labelled
+    images, _ = in_channels(run, loaded[-1].images)
+    run.check(images)
+    return images[:UNLABELLED], None
 
 
 def _costs(
     unpruned: nn.Module, masked: nn.Module, masks: Masks, prunable: Mapping[str, Tensor], batch: Tensor
 ) -> dict[str, Any]:
-    """Sparsity by layer, bytes and speed of the encoder before and after."""
+    """Sparsity per layer, bytes and speed of the encoder before and after."""
     smaller = compact(masked, encoder_masks(masks))
     removed = numbers(smaller) < numbers(masked)
     layers = []
     for name, weight in prunable.items():
         gone = int((~masks[name]).sum()) if name in masks else 0
         layers.append({"layer": name, "weights": weight.numel(), "pruned": gone, "sparsity": gone / weight.numel()})
-    # Where nothing is removed the arithmetic is the same: two timings would differ by the machine's noise alone.
+    # If nothing is removed the arithmetic is the same, and two timings would differ by noise alone.
     speeds = images_per_second([unpruned, smaller] if removed else [unpruned], batch)
     return {
         "layers": layers,
@@ -286,12 +291,12 @@ def _costs(
 
 
 def numbers(module: nn.Module) -> int:
-    """How many numbers a module's parameters hold."""
+    """Count the numbers in a module's parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def stored_bytes(module: nn.Module, compressed: bool = False) -> int:
-    """Bytes of a module's tensors, as they are or after zlib."""
+    """Count the bytes of a module's tensors, as they are or after zlib."""
     values = [tensor.detach().cpu().contiguous().reshape(-1) for tensor in module.state_dict().values()]
     if not compressed:
         return sum(value.numel() * value.element_size() for value in values)
@@ -301,7 +306,7 @@ def stored_bytes(module: nn.Module, compressed: bool = False) -> int:
 
 @torch.inference_mode()
 def images_per_second(encoders: list[nn.Module], images: Tensor) -> list[float]:
-    """Images a second of each encoder: the best of some passes, taken in turns so that all meet the same machine."""
+    """Measure images per second of each encoder: the best of several passes, in turns, so that all share conditions."""
     best = [float("inf")] * len(encoders)
     for _ in range(REPEATS + 1):  # the first one also pays for start-up
         for i, encoder in enumerate(encoders):

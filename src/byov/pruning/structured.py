@@ -20,7 +20,7 @@ from byov.backbones import resnet, vit
 
 
 class Member(NamedTuple):
-    """A tensor that the units of a layer share: seen in this shape, `dim` counts the units."""
+    """A tensor that the units of a layer share: in this shape, `dim` counts the units."""
 
     name: str
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class Member(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """Units that stand side by side."""
+    """Parallel units."""
 
     name: str
     kind: Literal["neurons", "heads", "channels"]
@@ -63,7 +63,7 @@ class Layer(NamedTuple):
 
 
 def layers_of(module: nn.Module) -> list[Layer]:
-    """All layers of units in a module; names are the module's own."""
+    """Return all layers of units in a module, by its own names."""
     return [layer for path, part in module.named_modules() for layer in _layers(f"{path}.", part)]
 
 
@@ -88,7 +88,7 @@ def _heads(path: str, attention: vit.Attention) -> Layer:
 def _between(
     path: str, part: nn.Module, first: str, norm: str | None, second: str, kind: Literal["neurons", "channels"]
 ) -> Layer:
-    """What one Linear or convolution (and its norm) gives to the next."""
+    """The units between one Linear or convolution (and its norm) and the next."""
     before, after = _tensor(part, f"{first}.weight"), _tensor(part, f"{second}.weight")
     units, area = len(before), after[0, 0].numel()  # area: 1 of a Linear
     vectors = [f"{norm}.weight", f"{norm}.bias"] if norm else [f"{first}.bias"]
@@ -123,9 +123,9 @@ class _Scored(NamedTuple):
 def drop_units(
     module: nn.Module, scores: Mapping[str, Tensor], sparsity: float, scope: Literal["layer", "global"] = "layer"
 ) -> dict[str, Tensor]:
-    """Masks by parameter name that drop the lowest units: as many as hold about this part of the scored weights.
+    """Return masks by parameter name that drop the lowest units, with about this share of the scored weights.
 
-    Each layer keeps at least one.
+    Each layer keeps at least one unit.
     """
     scored = []
     for layer in layers_of(module):
@@ -148,7 +148,7 @@ def drop_units(
 
 
 def _highest(group: Sequence[_Scored], sparsity: float) -> list[Tensor]:
-    """Which units of these layers are kept: from the lowest score up they go until the part is nearest."""
+    """Which units of these layers remain: the lowest scores are dropped until the share is nearest."""
     kept = [torch.ones(one.layer.units, dtype=torch.bool, device=one.scores.device) for one in group]
     left = [one.layer.units for one in group]
     rows = [(score, i, unit) for i, one in enumerate(group) for unit, score in enumerate(one.scores.tolist())]
@@ -182,7 +182,7 @@ class FewerHeads(nn.Module):
 
 
 def compact(module: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of a pruned module without the units of which nothing is left: the same function, fewer numbers."""
+    """Return a copy of a pruned module without its empty units: the same function, fewer numbers."""
     twin = copy.deepcopy(module)
     for layer in layers_of(twin):
         units = _left(layer, masks)
@@ -195,7 +195,7 @@ def compact(module: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
             assert isinstance(attention, vit.Attention)
             parent, _, name = layer.name.rpartition(".")
             setattr(twin.get_submodule(parent), name, FewerHeads(attention, len(units)))
-    for part in twin.modules():  # what a layer says of itself
+    for part in twin.modules():  # a layer's own record of its sizes
         if isinstance(part, nn.Linear):
             part.out_features, part.in_features = part.weight.shape
         elif isinstance(part, nn.Conv2d):
@@ -206,7 +206,7 @@ def compact(module: nn.Module, masks: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _left(layer: Layer, masks: Mapping[str, Tensor]) -> Tensor:
-    """The units of which any weight is kept."""
+    """The units of which any weight remains."""
     kept = torch.zeros(layer.units, dtype=torch.bool)
     for member in layer.members:
         kept |= member.by_unit(masks[member.name].cpu()).any(dim=1) if member.name in masks else True

@@ -12,10 +12,10 @@ from typing import Any, TypeGuard
 
 from torch import Tensor
 
+from byov._core.cache import read_entry
 from byov._core.errors import BadInput
 from byov.config import BAYESIAN, Config, read_config
-from byov.evaluation.partial_results import read_section
-from byov.evaluation.per_image_uncertainty import LABEL_FREE
+from byov.evaluation.uncertainty import LABEL_FREE
 from byov.runs import checkpoints
 from byov.runs.folder import RunFolder, read_log
 from byov.scoring.candidates import DEFAULT, DEFAULT_AT_MEANS
@@ -131,7 +131,7 @@ def load_run(path: Path, name: str | None = None) -> Run:
     if not folder.config.is_file():
         raise BadInput(f"{path} is not a run folder: it has no config.yaml; give one that `byov train --out` wrote.")
     metrics, posterior = read_log(folder.metrics), read_log(folder.posterior)
-    rows = read_section(folder.results / "evaluation.safetensors")
+    rows = read_entry(folder.results / "evaluation.safetensors")
     run = Run(
         name=name or path.resolve().name,
         path=path,
@@ -139,8 +139,8 @@ def load_run(path: Path, name: str | None = None) -> Run:
         metrics=_merged(metrics.rows, ("step",)),
         posterior=_merged(posterior.rows, ("epoch", "layer")),
         results=_read_object(folder.results / "evaluation.json"),
-        images={} if rows is None else {key: row for key, row in rows.images.items() if row.isfinite().all()},
-        evaluated_images="" if rows is None else str(rows.measures.get("images")),
+        images={} if rows is None else {key: row for key, row in rows.tensors.items() if row.isfinite().all()},
+        evaluated_images="" if rows is None else str(rows.header.get("images")),
         summary=_read_object(folder.summary),
         pruning=_read_object(folder.results / "pruning.json"),
         step=_checkpoint_step(folder),

@@ -13,7 +13,7 @@ import handmade
 from byov.data.images import ImageSet
 from byov.data.shifts import SEVERITIES, SHIFTS
 from byov.evaluation.labelled import Labelled, Subject
-from byov.evaluation.shift_robustness import shift_measures, shift_names
+from byov.evaluation.section_measures import shift_measures, shift_names
 from byov.inference.load import Run
 from byov.studies.framework.claims import verdict
 from byov.studies.framework.compare import predictions
@@ -64,7 +64,7 @@ def test_a_study_from_runs_to_rows(lab: Lab, monkeypatch: pytest.MonkeyPatch) ->
     with monkeypatch.context() as patch:
         patch.setattr(fig4_shift, "compare_shifts", None)
         assert fig4_shift.results(lab) == found  # from the cache
-        patch.setattr(fig4_shift, "SEED", 1)
+        patch.setattr(fig4_shift, "SHIFT_SEED", 1)
         with pytest.raises(TypeError):  # it would be measured again
             fig4_shift.results(lab)
     assert all(len(claim.effects(found)) == 1 for claim in CLAIMS)

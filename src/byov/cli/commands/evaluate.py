@@ -65,10 +65,9 @@ def run(arguments: list[str]) -> int:
     from byov.cli.progress import StageProgress
     from byov.data import fetch
     from byov.evaluation.evaluate import evaluate, results_path
-    from byov.evaluation.multiprocess import gathered, help_draws
     from byov.evaluation.unlabelled import evaluate_unlabelled, has_labels
     from byov.inference.load import load
-    from byov.training.distributed.processes import started
+    from byov.training.distributed.processes import joined, started
     from byov.training.loop import Interrupted
     from byov.training.resolve import resolve_device
 
@@ -82,15 +81,13 @@ def run(arguments: list[str]) -> int:
         fetch.check(options.ood)
     with disk_space_checked(RunFolder(options.run).results), StageProgress(process.console()) as progress:
         try:
-            with gathered(resolve_device(options.device), options.threads) as (processes, device):
-                if not processes.main:
-                    help_draws(processes, device)
-                    return process.DONE
-                opened = load(options.run, device, processes)
-                data = absolute_source(options.data or opened.config.data)
-                path = results_path(opened, data, options.teacher)
-                labelled = has_labels(opened, data, progress)
-                supervised = _supervised(opened, options) if labelled else []
+            with joined(resolve_device(options.device), options.threads) as (processes, device):
+                with processes.one_voice():
+                    opened = load(options.run, device, processes)
+                    data = absolute_source(options.data or opened.config.data)
+                    path = results_path(opened, data, options.teacher)
+                    labelled = has_labels(opened, data, progress)
+                    supervised = _supervised(opened, options) if labelled else []
                 if labelled:
                     results = evaluate(
                         opened,
@@ -115,6 +112,8 @@ def run(arguments: list[str]) -> int:
                         progress=progress,
                         say=progress.say,
                     )
+            if not processes.main:
+                return process.DONE
             _mention_previous(path, results, progress.say)
         except (KeyboardInterrupt, Interrupted):
             progress.say("interrupted: finished sections are saved; repeat the same command to continue.")

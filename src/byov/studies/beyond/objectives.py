@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 
 from byov._core.callbacks import Say
 from byov.config import Config
-from byov.evaluation.labelled import subject_of
-from byov.evaluation.named_metrics import Scores, errors_of
-from byov.evaluation.ood import OOD_IMAGES, outside_images, plain_name
-from byov.evaluation.per_image_uncertainty import LABEL_FREE, Drawn, pass_draws
+from byov.evaluation.labelled import plain_name, subject_of
+from byov.evaluation.measures import Scores, errors_of
+from byov.evaluation.section_measures import OOD_IMAGES, ood_images
+from byov.evaluation.uncertainty import LABEL_FREE, Drawn, pass_draws
 from byov.inference.load import Run
 from byov.inference.reference import ReferenceSet
 from byov.metrics import auroc, ood_detection
@@ -70,12 +70,12 @@ def detection_measures(run: Run, draws: int, ood: Sequence[str], say: Say) -> Ro
     `errors.SCORE` and `ood.SOURCE.SCORE` are AUROCs. Scores are the run's own, without labels, and one minus the top
     probability over draws.
     """
-    subject = replace(subject_of(run, say=say), bank=ReferenceSet(run))
+    subject = replace(subject_of(run, say=say), reference=ReferenceSet(run))
     inside = pass_draws(subject, subject.test_images, draws, "draws")
     scores, wrong = _scores(inside), errors_of(inside.aligned.mean, subject.data.test_labels)
     found: Row = {f"errors.{name}": auroc(score, wrong) for name, score in scores.items()}
     for spec in ood:
-        outside = _scores(pass_draws(subject, outside_images(subject, spec, say), draws, spec))
+        outside = _scores(pass_draws(subject, ood_images(subject, spec, say), draws, spec))
         for name, score in outside.items():
             found[f"ood.{plain_name(spec)}.{name}"] = ood_detection(scores[name], score).auroc
     return found

@@ -19,20 +19,20 @@ from byov._core.callbacks import Say
 from byov._core.files import without_prefix
 from byov.config import Config
 from byov.data.shifts import SHIFTS, shifted
-from byov.evaluation.labelled import Subject
-from byov.evaluation.ood import outside_images, plain_name
+from byov.evaluation.labelled import Subject, plain_name
 from byov.evaluation.probe import Probe
-from byov.evaluation.shift_robustness import SEED, shift_names
+from byov.evaluation.section_measures import SHIFT_SEED, ood_images, shift_names
 from byov.inference.features import features_of
 from byov.inference.inputs import spread
 from byov.inference.load import Run
 from byov.metrics import ece, knn_distance, max_softmax, ood_detection, top_k_accuracy
 from byov.pruning.criteria import By, drop_weights, weight_scores
+from byov.pruning.prune import pruned_subject, top1_and_ece
 from byov.report.plots.seed_plots import STYLE, dots
 from byov.scoring.scorer import is_deterministic
 from byov.studies.framework.claims import Claim, Row, Rows, differences
 from byov.studies.framework.lab import Lab
-from byov.studies.measurements.pruned import pruned_subject, tested_subject, top1_and_ece, top1_difference
+from byov.studies.measurements.pruned import tested_subject, top1_difference
 
 TITLE = "calibration, OOD detection and pruning on shifted images and other sources"
 SPARSITY = 0.5
@@ -50,7 +50,7 @@ def results(lab: Lab) -> Rows:
     """A row for each run, pruning (none, by SNR, by magnitude) and probe (the unpruned encoder's, or refitted)."""
     sources = lab.ood_sources()
     settings = {"sparsity": SPARSITY, "ood": sources, "images": IMAGES}
-    settings |= {"shifts": list(SHIFTS), "severities": SEVERITIES, "shift_seed": SEED}
+    settings |= {"shifts": list(SHIFTS), "severities": SEVERITIES, "shift_seed": SHIFT_SEED}
     measure = partial(robustness_rows, sparsity=SPARSITY, ood=sources, say=lab.say)
     return [
         {"method": config.method, **row}
@@ -70,7 +70,7 @@ def robustness_rows(run: Run, sparsity: float, ood: Sequence[str], say: Say) -> 
     training images (`knn`) and by one minus the probe's top probability (`softmax`).
     """
     subject = tested_subject(run, say, IMAGES)
-    outside = {plain_name(spec): _some(outside_images(subject, spec, say)) for spec in ood}
+    outside = {plain_name(spec): _some(ood_images(subject, spec, say)) for spec in ood}
     pruned = _pruned(subject, sparsity)
     seen = {name: _features(each, outside) for name, each in pruned.items()}
     rows = []
@@ -108,7 +108,7 @@ def _features(subject: Subject, outside: dict[str, Tensor]) -> Features:
     seen = Features(test=subject.test_features)
     for name in shift_names(subject):
         for severity in SEVERITIES:
-            now = shifted(images, ids, name, severity, SEED)
+            now = shifted(images, ids, name, severity, SHIFT_SEED)
             seen[f"shift.{name}.{severity}"] = features_of(subject.encoder, now)
     return Features(seen | {f"ood.{name}": subject.features(others, name) for name, others in outside.items()})
 

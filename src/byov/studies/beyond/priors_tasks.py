@@ -17,9 +17,8 @@ from matplotlib.figure import Figure
 from byov._core.callbacks import Say
 from byov._core.errors import BadInput
 from byov.config import Config
-from byov.evaluation.labelled import subject_of
-from byov.evaluation.named_metrics import errors_of, strict
-from byov.evaluation.ood import plain_name
+from byov.evaluation.labelled import plain_name, subject_of
+from byov.evaluation.measures import errors_of, strict
 from byov.inference.load import Run
 from byov.metrics import auroc, max_softmax
 from byov.metrics.resampling import paired_top1

@@ -41,13 +41,23 @@ from byov.pruning.criteria import (
     sparsity_of,
     weight_scores,
 )
-from byov.pruning.prune import BATCH, encoder_masks, encoder_of, images_per_second, prune, stored_bytes, without
+from byov.pruning.prune import (
+    BATCH,
+    encoder_masks,
+    encoder_of,
+    images_per_second,
+    prune,
+    pruned_subject,
+    stored_bytes,
+    top1_and_ece,
+    without,
+)
 from byov.pruning.structured import compact
 from byov.report.plots.seed_plots import COLOURS, MARKERS, STYLE
 from byov.scoring.scorer import is_deterministic
 from byov.studies.framework.claims import Claim, Effect, Row, Rows, select
 from byov.studies.framework.lab import Lab
-from byov.studies.measurements.pruned import pruned_subject, tested_subject, top1_and_ece, top1_difference
+from byov.studies.measurements.pruned import tested_subject, top1_difference
 from byov.training.loop import Trainer
 
 TITLE = "ablation of SNR pruning: mean, sigma, layers; whole units; retraining; bytes and speed"

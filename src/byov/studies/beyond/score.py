@@ -19,7 +19,7 @@ from byov.config import Config
 from byov.data.shifts import SEVERITIES, shifted
 from byov.data.sources import open_source
 from byov.evaluation.evaluate import evaluate
-from byov.evaluation.per_image_uncertainty import LABEL_FREE
+from byov.evaluation.uncertainty import LABEL_FREE
 from byov.inference.inputs import at_side, spread
 from byov.inference.load import Run
 from byov.metrics import auroc

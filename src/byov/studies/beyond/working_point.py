@@ -15,6 +15,7 @@ other seeds, and those that still satisfy (a) and (b) get twice the steps, until
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import exp, log10
 from statistics import mean
 from typing import Any
@@ -24,18 +25,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from byov.config import Config
-from byov.data.images import ImageSet
-from byov.evaluation.feature_quality import held_out
-from byov.evaluation.labelled import load_labelled
-from byov.evaluation.named_metrics import below
-from byov.evaluation.predictive import predict_classes
-from byov.evaluation.probe import fit_probe
-from byov.inference.features import features_of
+from byov.evaluation.labelled import Labelled, Subject, load_labelled
+from byov.evaluation.measures import below
+from byov.evaluation.predictive import probe_predictions
+from byov.evaluation.section_measures import held_out
 from byov.inference.load import Run
-from byov.inference.reference import ReferenceSet
 from byov.metrics import brier, ece, nll, top_k_accuracy
 from byov.report.plots.seed_plots import BLUE, ORANGE, PURPLE
-from byov.scoring.scorer import is_deterministic
 from byov.studies.framework.claims import Row, Rows, select
 from byov.studies.framework.compare import weight_spread
 from byov.studies.framework.lab import Lab
@@ -107,23 +103,21 @@ def point_measures(run: Run, draws: int) -> Row:
     data = load_labelled(run, run.config.data, lambda what, done, total: None)
     held = held_out(data.train_labels)
     known, asked = data.train.subset((~held).nonzero()[:, 0]), data.train.subset(held.nonzero()[:, 0])
-    validation = _probed(run, known, asked, draws)
-    return weight_spread(run) | below(CHOOSE, validation) | _probed(run, data.train, data.test, draws)
+    validation = _probed(run, replace(data, train=known, test=asked), draws)
+    return weight_spread(run) | below(CHOOSE, validation) | _probed(run, data, draws)
 
 
-def _probed(run: Run, known: ImageSet, asked: ImageSet, draws: int) -> Row:
-    """Measures of a probe that is fitted to some images and tested on others."""
-    assert known.labels is not None and asked.labels is not None
-    side, found = run.image_shape[-1], {}
-    probe = fit_probe(features_of(run.encoder, known.images, size=side), known.labels)
-    probabilities = {"": probe.probabilities(features_of(run.encoder, asked.images, size=side))}
-    if not is_deterministic(run):
-        aligned, unaligned = predict_classes(ReferenceSet(run), probe, asked.images, draws)
-        probabilities |= {"draws.": aligned.mean.float(), "draws_unaligned.": unaligned.mean.float()}
-        found["draws.mutual_information"] = float(aligned.mutual_information.mean())
+def _probed(run: Run, data: Labelled, draws: int) -> Row:
+    """Measures of a probe that is fitted to the training images and tested on the test images."""
+    subject, found = Subject(run, run.encoder, data, run.image_shape[-1], lambda what, done, total: None), {}
+    means, over = probe_predictions(subject, draws)
+    probabilities = {"": means}
+    if over is not None:
+        probabilities |= {"draws.": over.aligned.mean.float(), "draws_unaligned.": over.unaligned.mean.float()}
+        found["draws.mutual_information"] = float(over.aligned.mutual_information.mean())
     for prefix, p in probabilities.items():
-        found[f"{prefix}top1"] = top_k_accuracy(p, asked.labels, 1)
-        found |= {f"{prefix}{m.__name__}": m(p, asked.labels) for m in (ece, brier, nll)}
+        found[f"{prefix}top1"] = top_k_accuracy(p, data.test_labels, 1)
+        found |= {f"{prefix}{m.__name__}": m(p, data.test_labels) for m in (ece, brier, nll)}
     return found
 
 

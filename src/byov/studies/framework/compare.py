@@ -22,14 +22,12 @@ from torch import Tensor
 from byov._core.files import write_atomically
 from byov.config import Config
 from byov.evaluation.labelled import Subject, subject_of
-from byov.evaluation.named_metrics import class_measures, strict
-from byov.evaluation.predictive import predict_classes
+from byov.evaluation.measures import class_measures, strict
+from byov.evaluation.predictive import probe_predictions
 from byov.inference.load import Run
-from byov.inference.reference import ReferenceSet
 from byov.metrics import spearman
 from byov.metrics.resampling import paired_errors
 from byov.runs.folder import RunFolder, read_log
-from byov.scoring.scorer import is_deterministic
 from byov.studies.framework.claims import Effect, Effects, Rows, differences, select
 from byov.studies.framework.lab import Lab
 
@@ -129,10 +127,10 @@ def cached_predictions(
 
 def predict(subject: Subject, draws: int) -> Predictions:
     """Predict with a probe fitted at the means, as `byov evaluate` does: at the means and over draws."""
-    found = {MEANS: subject.probe.probabilities(subject.test_features)}
-    if not is_deterministic(subject.run):
-        aligned, unaligned = predict_classes(ReferenceSet(subject.run), subject.probe, subject.test_images, draws)
-        found |= {"draws": aligned.mean.float(), "draws_unaligned": unaligned.mean.float()}
+    means, over = probe_predictions(subject, draws)
+    found = {MEANS: means}
+    if over is not None:
+        found |= {"draws": over.aligned.mean.float(), "draws_unaligned": over.unaligned.mean.float()}
     return Predictions(subject.data.test_labels, found)
 
 

@@ -10,10 +10,7 @@ from byov._core.callbacks import Say
 from byov.evaluation.labelled import Subject, subject_of
 from byov.inference.inputs import spread
 from byov.inference.load import Run
-from byov.metrics import ece, top_k_accuracy
 from byov.metrics.resampling import paired_top1
-from byov.pruning.criteria import Masks
-from byov.pruning.prune import encoder_of, without
 from byov.studies.framework.claims import Row
 
 
@@ -22,15 +19,6 @@ def tested_subject(run: Run, say: Say, most: int) -> Subject:
     whole = subject_of(run, say=say)
     test = whole.data.test.subset(spread(len(whole.data.test), most))
     return replace(whole, data=replace(whole.data, test=test))
-
-
-def pruned_subject(subject: Subject, masks: Masks) -> Subject:
-    """Return the subject without the weights that the masks drop; its probe is refitted when asked for."""
-    return replace(subject, encoder=without(encoder_of(subject.run), masks))
-
-
-def top1_and_ece(probabilities: Tensor, labels: Tensor, prefix: str = "") -> Row:
-    return {f"{prefix}top1": top_k_accuracy(probabilities, labels, 1), f"{prefix}ece": ece(probabilities, labels)}
 
 
 def top1_difference(name: str, p: Tensor | None, q: Tensor, labels: Tensor) -> Row:

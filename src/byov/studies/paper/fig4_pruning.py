@@ -18,10 +18,11 @@ from byov.config import Config
 from byov.evaluation.labelled import Subject, subject_of
 from byov.inference.load import Run
 from byov.pruning.criteria import By, Pruning, choose_masks
+from byov.pruning.prune import pruned_subject, top1_and_ece
 from byov.report.plots.seed_plots import LOOKS, draw_band
 from byov.studies.framework.claims import NO_NUMBER, Claim, Effect, Rows, best_of_other_seeds, differences, select
 from byov.studies.framework.lab import Lab
-from byov.studies.measurements.pruned import pruned_subject, top1_and_ece, top1_difference
+from byov.studies.measurements.pruned import top1_difference
 
 TITLE = "Figure 4, left: pruning by SNR and by magnitude, layer by layer, without retraining"
 SPARSITIES = (0.0, 0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)  # four have a counterpart that is .25 higher

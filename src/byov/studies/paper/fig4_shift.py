@@ -19,7 +19,7 @@ from torch import Tensor
 from byov.config import Config
 from byov.data.shifts import SEVERITIES, SHIFTS, shifted
 from byov.evaluation.labelled import Subject, subject_of
-from byov.evaluation.shift_robustness import SEED, shift_names
+from byov.evaluation.section_measures import SHIFT_SEED, shift_names
 from byov.inference.features import features_of
 from byov.inference.inputs import spread
 from byov.inference.load import Run
@@ -44,7 +44,7 @@ def runs(lab: Lab) -> list[Config]:
 
 def results(lab: Lab) -> Rows:
     """A row for each seed and shift (averaged over severities), for clean images, and for the share of shifts."""
-    settings = {"images": IMAGES, "shifts": list(SHIFTS), "severities": SEVERITIES, "shift_seed": SEED}
+    settings = {"images": IMAGES, "shifts": list(SHIFTS), "severities": SEVERITIES, "shift_seed": SHIFT_SEED}
     return [
         row
         for config in lab.configs("byov")
@@ -90,7 +90,7 @@ def _pairs(ours: Subject, theirs: Subject) -> Pairs:
     clean = ours.test_images[chosen]
     found = {CLEAN: [both(clean)]}
     for name in shift_names(ours):
-        found[name] = [both(shifted(clean, chosen, name, severity, SEED)) for severity in SEVERITIES]
+        found[name] = [both(shifted(clean, chosen, name, severity, SHIFT_SEED)) for severity in SEVERITIES]
     return found
 
 

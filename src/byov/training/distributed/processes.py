@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
 
 from byov._core.errors import BadInput, SaidElsewhere
+from byov.training.resolve import cores
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,82 +69,45 @@ class Processes:
         if met is not None:
             raise met
 
-    def call(self, work: Any, images: Tensor) -> None:
-        """Asks the others to take part in some work on images. Here all come to it by themselves; see `Led`."""
+    def first_then_others(self, load: Callable[[], T]) -> T:
+        """Call `load` in the first process, then in the others, which find what the first has cached.
 
-    def in_turn(self, mine: Any) -> Iterator[Any]:
-        """What each process has, one after the other, so that memory stays flat."""
+        Bad input in any process stops them all, as in `one_voice`.
+        """
+        found: list[T] = []
+        for turn in (True, False):
+            with self.one_voice():
+                if self.main is turn:
+                    found.append(load())
+        return found[0]
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """Return what `make` gives in the first process, the only one that calls it."""
+        box: list[Any] = [make() if self.main else None]
+        if self.world > 1:
+            self._broadcast(box, 0)
+        return box[0]  # type: ignore[no-any-return]
+
+    def in_turn(self, mine: T) -> Iterator[T]:
+        """Yield what each process has, in the order of ranks; one at a time, so that memory stays flat."""
         for rank in range(self.world):
-            box = [mine if rank == self.rank else None]
+            box: list[Any] = [mine if rank == self.rank else None]
             if self.world > 1:
-                distributed.broadcast_object_list(box, src=rank)
+                self._broadcast(box, rank)
             yield box[0]
+
+    @staticmethod
+    def _broadcast(box: list[Any], rank: int) -> None:
+        try:
+            distributed.broadcast_object_list(box, src=rank)
+        except RuntimeError:  # another process has ended
+            time.sleep(0)  # if Ctrl-C ended it, raises this process's own KeyboardInterrupt first
+            raise
 
     def leave(self) -> None:
         """End the process group; torch warns if it is not."""
         if self.world > 1 and distributed.is_initialized():
             distributed.destroy_process_group()
-
-
-@dataclass(frozen=True)
-class Led(Processes):
-    """Processes of which the first alone knows what there is to do: it calls, and the others wait to be called.
-
-    They do their part of the work and send it back; only the first has the whole.
-    """
-
-    def call(self, work: Any, images: Tensor) -> None:
-        """Sends work and its images to the others. Images go as they are: pickled, they take four times as much."""
-        if self.main and self.world > 1:
-            distributed.broadcast_object_list([(work, images.shape, images.dtype)], src=0)
-            distributed.broadcast(images.contiguous(), src=0)
-
-    def called(self) -> Iterator[tuple[Any, Tensor]]:
-        """The work that the first sends, with its images, one after the other, until it sends no more."""
-        while True:
-            box: list[Any] = [None]
-            with _ended_at_once():
-                distributed.broadcast_object_list(box, src=0)
-                if box[0] is None:
-                    return
-                work, shape, dtype = box[0]
-                images = torch.empty(shape, dtype=dtype)
-                distributed.broadcast(images, src=0)
-            yield work, images
-            del images  # before the next ones come
-
-    def in_turn(self, mine: Any) -> Iterator[Any]:
-        """What each process has, one after the other, for the first alone."""
-        if not self.main:
-            distributed.send_object_list([mine], dst=0)
-            return
-        yield mine
-        for rank in range(1, self.world):
-            box: list[Any] = [None]
-            distributed.recv_object_list(box, src=rank)
-            yield box[0]
-
-    def part(self) -> None:
-        """There is no more work: all may go."""
-        if self.main and self.world > 1:
-            with suppress(RuntimeError):  # who is not there any more needs no goodbye
-                distributed.broadcast_object_list([None], src=0)
-        self.leave()
-
-
-@contextmanager
-def _ended_at_once() -> Iterator[None]:
-    """Ctrl-C ends the process within: Python's own way would wait for the end of what torch waits for."""
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def has_gone(error: RuntimeError) -> bool:
-    """Whether torch.distributed failed because another process has ended."""
-    return any(word in str(error) for word in ("closed by peer", "reset by peer", "Broken pipe"))
 
 
 def meet(device: str, local: int, nodes: int, precision: Any = "32-true", backend: str | None = None) -> Any:
@@ -158,6 +124,28 @@ def meet(device: str, local: int, nodes: int, precision: Any = "32-true", backen
     fabric = Fabric(accelerator=device, devices=local, num_nodes=nodes, strategy=strategy, precision=precision)
     fabric.launch()
     return fabric
+
+
+@contextmanager
+def joined(device: str, threads: int | None) -> Iterator[tuple[Processes, str]]:
+    """Join the processes that torchrun or srun started, and leave them at the end; for work that shares results only.
+
+    Yields this process and its device. Each has its share of the cores, unless `threads` were given. All run the same
+    code, so all meet the same bad input: only the first reports it.
+    """
+    local, nodes = started()
+    if local * nodes == 1:
+        yield Processes(), device
+        return
+    if threads is None:
+        torch.set_num_threads(max(1, cores() // local))
+    fabric = meet(device, local, nodes, backend="gloo")  # results are in main memory
+    processes = Processes(fabric.global_rank, fabric.world_size)
+    try:
+        yield processes, str(fabric.device)
+    except BadInput as error:
+        raise error if processes.main else SaidElsewhere(str(error)) from error
+    processes.leave()  # not after an error: the others may wait for this process
 
 
 def started() -> tuple[int, int]:

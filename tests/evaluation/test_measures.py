@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, brier_score_loss, log_loss, roc_auc_score, top_k_accuracy_score
 
-from byov.evaluation.named_metrics import (
+from byov.evaluation.measures import (
     bins_of,
     class_measures,
     errors_of,

@@ -1,10 +1,10 @@
-"""What is measured of class probabilities and of uncertainties, under the names that evaluation.json has for it."""
+"""Measures of class probabilities and of uncertainties, under their names in evaluation.json."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -25,13 +25,21 @@ from byov.metrics import (
 )
 
 Measures = dict[str, Any]
-"""Flat: a name with dots, and a number (or None where it is not defined)."""
+"""Flat: names with dots; numbers, or None where undefined."""
 Scores = dict[str, Tensor]
 """Uncertainties (images,) by name: higher means less certain."""
 
 
+class Section(NamedTuple):
+    """What one section of an evaluation found."""
+
+    measures: Measures
+    rows: Scores = {}  # noqa: RUF012
+    """A number for each test image, by name."""
+
+
 def class_measures(probabilities: Tensor, labels: Tensor) -> Measures:
-    """Accuracy, calibration and, with the top probability for certainty, selective prediction."""
+    """Measure accuracy, calibration and, with the top probability as confidence, selective prediction."""
     parts = brier_decomposition(probabilities, labels)
     return {
         "top1": top_k_accuracy(probabilities, labels, 1),
@@ -51,17 +59,17 @@ def class_measures(probabilities: Tensor, labels: Tensor) -> Measures:
 
 
 def bins_of(probabilities: Tensor, labels: Tensor) -> list[list[float]]:
-    """The reliability diagram: images, mean confidence and accuracy of each bin."""
+    """Return the reliability diagram: images, mean confidence and accuracy of each bin."""
     return [list(row) for row in reliability_bins(probabilities, labels)]
 
 
 def errors_of(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """(images,) bool."""
+    """Return whether each image is misclassified, (images,) bool."""
     return probabilities.argmax(1) != labels
 
 
 def selective_measures(scores: Mapping[str, Tensor], errors: Tensor, hits: Tensor | None = None) -> Measures:
-    """`selective.SCORE.*`: how well each score finds the errors and, given retrieval's hits, its misses."""
+    """Measure `selective.SCORE.*`: how well each score detects errors and, given retrieval hits, its misses."""
     found: Measures = {}
     for name, score in scores.items():
         found |= below(f"selective.{name}.", selective_prediction(score, errors)._asdict())
@@ -71,7 +79,7 @@ def selective_measures(scores: Mapping[str, Tensor], errors: Tensor, hits: Tenso
 
 
 def predictive_scores(predictive: Predictive) -> Scores:
-    """The uncertainties that class probabilities over draws give."""
+    """Return the uncertainties that class probabilities over draws give."""
     return {
         "max_softmax": max_softmax(predictive.mean),
         "entropy": predictive.entropy,
@@ -83,14 +91,14 @@ def predictive_scores(predictive: Predictive) -> Scores:
 
 
 def predictive_measures(predictive: Predictive, labels: Tensor) -> Measures:
-    """Of the mean over draws, as at the means; and the means over images of what the draws differ in."""
+    """Measure the mean over draws like a prediction at the means, and average the uncertainties over images."""
     scores = predictive_scores(predictive)
     averages = {name: float(score.mean()) for name, score in scores.items() if name != "max_softmax"}
     return class_measures(predictive.mean, labels) | averages
 
 
 def ood_measures(inside: Mapping[str, Tensor], outside: Mapping[str, Tensor]) -> Measures:
-    """`SCORE.*` for every score: images of the test set against images of another source."""
+    """Measure `SCORE.*` for every score: how well it tells images of another source from the test images."""
     found: Measures = {}
     for name, score in outside.items():
         found |= below(f"{name}.", ood_detection(inside[name], score)._asdict())
@@ -98,12 +106,12 @@ def ood_measures(inside: Mapping[str, Tensor], outside: Mapping[str, Tensor]) ->
 
 
 def below(prefix: str, measures: Mapping[str, Any]) -> Measures:
-    """The measures with a prefix before their names."""
+    """Return the measures with a prefix before their names."""
     return {prefix + name: value for name, value in measures.items()}
 
 
 def strict(measures: Mapping[str, Any]) -> Measures:
-    """The same for JSON, which knows no NaN and no infinity: None instead."""
+    """Replace NaN and infinity, which JSON lacks, by None."""
     return {name: _strict(value) for name, value in measures.items()}
 
 

@@ -1,4 +1,4 @@
-"""Lists of labels, held-out images, scaled confidence and the probe's other measures."""
+"""Sections: lists of labels, held-out images, scaled confidence, the probe's other measures, shifts."""
 
 from pathlib import Path
 
@@ -15,9 +15,21 @@ from torch.nn.functional import normalize
 
 import handmade
 from byov.data.images import ImageSet
-from byov.evaluation.feature_quality import held_out, label_lists, probe_measures, semi_measures, uncertainty_section
+from byov.data.shifts import SEVERITIES, SHIFTS
+from byov.evaluation import section_measures
 from byov.evaluation.labelled import Labelled, Subject
 from byov.evaluation.probe import fit_probe
+from byov.evaluation.section_measures import (
+    held_out,
+    label_lists,
+    probe_measures,
+    semi_measures,
+    shift_measures,
+    shift_names,
+    shift_settings,
+    uncertainty_section,
+)
+from byov.inference.reference import ReferenceSet
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=400))
@@ -84,8 +96,8 @@ def test_the_temperature_is_fitted_where_its_probe_has_not_looked(subject: Subje
     scaled = (probe.logits(_pixels(data.test)) / found["temperature"]).softmax(1)
     assert found["scaled.nll"] == pytest.approx(log_loss(data.test_labels, scaled), rel=1e-5)
     assert found["scaled.top1"] == pytest.approx(accuracy_score(data.test_labels, scaled.argmax(1)))
-    assert {"means.top1", "means.brier", "means.nll", "score.energy", "retrieved"} < set(section.images)
-    assert all(row.shape == (300,) for row in section.images.values())
+    assert {"means.top1", "means.brier", "means.nll", "score.energy", "retrieved"} < set(section.rows)
+    assert all(row.shape == (300,) for row in section.rows.values())
     assert found["selective.max_softmax.error_auroc"] == probe_measures(subject)["error_auroc"]
     assert not any("label_free" in key for key in found)  # there is no bank
 
@@ -98,3 +110,39 @@ def test_few_labels(subject: Subject) -> None:
     guesses = probe.probabilities(_pixels(data.test)).argmax(1)
     assert found["semi.10.top1"] == pytest.approx(accuracy_score(data.test_labels, guesses))
     assert found["semi.1.nll"] > found["semi.10.nll"] > probe_measures(subject)["nll"]
+
+
+# ------------------------------------------------------------------------------------------------------------- shifts
+
+
+def shift_subject(folder: Path, channels: int, encoder: nn.Module | None = None) -> Subject:
+    run = handmade.run(folder / "run", handmade.Affine(4))
+    g = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (40, channels, 4, 4), generator=g, dtype=torch.uint8)
+    data = ImageSet(pixels, torch.arange(40) % 2)
+    labelled = Labelled("made", data, data, torch.arange(40), True, None)
+    return Subject(run, encoder or run.encoder, labelled, 4, lambda *what: None, ReferenceSet(run))
+
+
+def test_grey_images_have_no_shifts_of_colour(tmp_path: Path) -> None:
+    assert shift_names(shift_subject(tmp_path, 3)) == list(SHIFTS)
+    assert set(SHIFTS) - set(shift_names(shift_subject(tmp_path, 1))) == {"saturation", "hue"}
+
+
+def test_a_stronger_shift_is_worse_and_draws_see_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(section_measures, "SHIFT_DRAWN_IMAGES", 8)
+    monkeypatch.setattr(section_measures, "SHIFT_DRAWS", 2)
+    steps: list[int] = []
+    whom = shift_subject(tmp_path, 1, nn.Flatten())  # raw pixels: 16 for 40 images, which a probe learns by heart
+    at_means = shift_measures(whom, "salt_pepper", 0, steps.append)
+    assert steps == list(SEVERITIES) and not any("draws" in key for key in at_means)
+    assert (8 * at_means["shifts.salt_pepper.2.at_means.top1"]).is_integer()  # beside the draws of another run
+    assert at_means["shifts.salt_pepper.1.nll"] < at_means["shifts.salt_pepper.5.nll"]
+    found = shift_measures(shift_subject(tmp_path, 1), "salt_pepper", 3, steps.append)
+    # of 8 images: a multiple of an eighth
+    assert (8 * found["shifts.salt_pepper.2.draws.top1"]).is_integer() and found[
+        "shifts.salt_pepper.2.draws.entropy"
+    ] > 0
+    assert (8 * found["shifts.salt_pepper.2.at_means.top1"]).is_integer()
+    assert shift_settings(whom, 3) == {"images": 40, "seed": 0, "side": 4, "drawn_images": 8, "draws": 2}
+    assert shift_settings(whom, 0) == {"images": 40, "seed": 0, "side": 4, "drawn_images": 8}

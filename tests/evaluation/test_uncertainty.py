@@ -9,8 +9,8 @@ import handmade
 from byov.data.images import ImageSet
 from byov.evaluation import predictive
 from byov.evaluation.labelled import Labelled, Subject
-from byov.evaluation.per_image_uncertainty import LABEL_FREE, Drawn, pass_draws, scores_at_means
 from byov.evaluation.predictive import predict_classes
+from byov.evaluation.uncertainty import LABEL_FREE, Drawn, pass_draws, scores_at_means
 from byov.inference.features import features_of
 from byov.inference.reference import ReferenceSet
 from byov.metrics import entropy, knn_distance, mahalanobis
@@ -31,15 +31,15 @@ def subject(tmp_path: Path) -> Subject:
 
 
 def test_one_pass_equals_two(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("byov.evaluation.per_image_uncertainty.BLOCK", 7)
+    monkeypatch.setattr("byov.scoring.candidates.BLOCK", 7)
     drawn = pass_draws(subject, IMAGES, 4, "test")
-    assert subject.bank is not None
-    classes = predict_classes(subject.bank, subject.probe, IMAGES, 4)
+    assert subject.reference is not None
+    classes = predict_classes(subject.reference, subject.probe, IMAGES, 4)
     for ours, theirs in ((drawn.aligned, classes.aligned), (drawn.unaligned, classes.unaligned)):
         for name, value in theirs.state().items():
             torch.testing.assert_close(ours.state()[name], value, rtol=1e-5, atol=1e-7)
     expected = candidate_scores(subject.run, IMAGES, 4)
-    found = drawn.label_free_scores() | scores_at_means(subject, subject.test_features)
+    found = drawn.label_free_scores() | scores_at_means(subject, IMAGES, subject.test_features)
     for name in CANDIDATES:
         torch.testing.assert_close(found[LABEL_FREE + name], expected[name], rtol=1e-4, atol=1e-5)
     assert {"draws_mutual_information", "draws_predictive_std"} < set(drawn.scores())
@@ -54,7 +54,7 @@ def test_one_draw_has_no_spread_to_score(subject: Subject) -> None:
 def test_baselines_know_all_training_images_and_their_labels(subject: Subject) -> None:
     features = features_of(subject.run.encoder, IMAGES)
     known = features_of(subject.run.encoder, subject.data.train.images)
-    found = scores_at_means(subject, features)
+    found = scores_at_means(subject, IMAGES, features)
     assert torch.equal(found["knn_distance"], knn_distance(features, known))
     assert torch.equal(found["mahalanobis"], mahalanobis(features, known, subject.data.train_labels))
     probabilities = subject.probe.probabilities(features)
@@ -63,7 +63,7 @@ def test_baselines_know_all_training_images_and_their_labels(subject: Subject) -
 
 
 def test_halves_of_the_draws_make_the_whole(subject: Subject) -> None:
-    bank, probe = subject.bank, subject.probe
+    bank, probe = subject.reference, subject.probe
     assert bank is not None
     whole, first, second = (Drawn.nothing(30, 3) for _ in range(3))
     for k in range(4):
@@ -80,11 +80,11 @@ def test_what_was_stopped_goes_on(subject: Subject, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(predictive, "SAVE_SECONDS", 0.0)
     update, seen = Drawn.update, []
 
-    def stop(self: Drawn, bank: ReferenceSet, probe: object, features: torch.Tensor, k: int) -> None:
+    def stop(self: Drawn, bank: ReferenceSet, probe: object, features: torch.Tensor, k: int, own: torch.Tensor) -> None:
         seen.append(k)
         if seen == [0, 1, 2, 3]:
             raise KeyboardInterrupt
-        update(self, bank, probe, features, k)
+        update(self, bank, probe, features, k, own)
 
     monkeypatch.setattr(Drawn, "update", stop)
     with pytest.raises(KeyboardInterrupt):
@@ -95,9 +95,22 @@ def test_what_was_stopped_goes_on(subject: Subject, monkeypatch: pytest.MonkeyPa
 
 
 def test_sums_over_many_draws_lose_no_digits(subject: Subject) -> None:
-    assert subject.bank is not None
+    assert subject.reference is not None
     drawn, features, draws = Drawn.nothing(30, 3), torch.randn(30, 6, generator=torch.Generator().manual_seed(0)), 300
     for _ in range(draws):  # the same draw again and again: there is nothing that draws disagree about
-        drawn.update(subject.bank, subject.probe, features, 0)
-    assert all(total.dtype == torch.float64 for total in drawn.totals.values())
+        drawn.update(subject.reference, subject.probe, features, 0)
+    assert all(total.dtype == torch.float64 for total in drawn.sums.totals.values())
     assert float(drawn.label_free_scores()[LABEL_FREE + "assignment"].max()) < 1e-6
+
+
+def test_an_image_of_the_reference_set_is_compared_with_the_others(subject: Subject) -> None:
+    """As by `byov score`: it would otherwise be its own nearest neighbour."""
+    bank = subject.reference
+    assert bank is not None
+    images = torch.cat([bank.images[:5], IMAGES])
+    expected = candidate_scores(subject.run, images, 3)
+    found = pass_draws(subject, images, 3, "test").label_free_scores()
+    found |= scores_at_means(subject, images, features_of(subject.run.encoder, images))
+    for name in CANDIDATES:
+        torch.testing.assert_close(found[LABEL_FREE + name], expected[name], rtol=1e-4, atol=1e-5)
+    assert float(found[LABEL_FREE + "knn"].min()) > 0
