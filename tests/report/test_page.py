@@ -8,6 +8,7 @@ import math
 import re
 import shlex
 from html.parser import HTMLParser
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import torch
 import yaml
 
 from byov._core.errors import BadInput
-from byov.cli.main import COMMANDS
 from byov.cli.parsing import parse
 from byov.config import Config, Optim, to_dict
 from byov.report.page import render, write_report
@@ -235,7 +235,8 @@ def test_every_suggested_command_is_one(tmp_path: Path, undrawn: None, method: s
     found = {}
     for command in commands:
         _, name, *arguments = shlex.split(command)
-        found[name] = parse(COMMANDS[name][0], name, arguments)
+        options = import_module(f"byov.cli.commands.{name}").Options
+        found[name] = parse(options, name, arguments)
         assert found[name].run == run
     assert found.keys() == {"evaluate", "prune"}
     assert found["prune"].by == ("snr" if method == "byov" else "magnitude")
