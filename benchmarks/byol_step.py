@@ -20,9 +20,8 @@ from byov.backbones._torchvision import import_torchvision
 from byov.config import Model
 from byov.data.images import ImageSet
 from byov.data.views import two_views
-from byov.training.learners import build_learner
+from byov.training.learners import Student, build_learner
 from byov.training.loop import Trainer
-from byov.training.networks import Student
 from byov.training.step import training_step
 from conductor import Turn, Variant, fastest, interleave, ratios, steps_of, summary
 from models import BATCH, SIDE, STUDENT, byol_views, config, images

@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from byov.backbones import build_encoder
 from byov.config import Config, read_recipe
 from byov.data.image_folder import storage_side
-from byov.training.networks import Student
+from byov.training.learners import Student
 from byov.training.resolve import resolve
 
 HERE = Path(__file__).resolve().parent

@@ -13,7 +13,7 @@ from byov.data.sources import open_source
 from byov.inference.load import Run
 from byov.posterior import Posterior
 from byov.runs.split import divide, write_reference
-from byov.training.networks import Student
+from byov.training.learners import Student
 
 SIDE = 4
 

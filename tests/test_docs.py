@@ -89,7 +89,7 @@ def test_examples_run(page: Path, finished: Path, tmp_path: Path, monkeypatch: p
 
 def test_your_own_training_loop_learns_and_has_ten_lines() -> None:
     text = (DOCS / "how-to" / "training-loop.md").read_text(encoding="utf-8")
-    section = text[text.index("## A training loop of your own in ten lines") :]
+    section = text[text.index("## A training loop in ten lines") :]
     block = PYTHON.search(section)
     assert block is not None
     loop = next(node for node in ast.parse(block[1]).body if isinstance(node, ast.For))

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from byov.report.page import write_report
     from byov.scoring.one_pass import FastScorer
     from byov.scoring.scorer import Scorer, Scores
-    from byov.training.networks import Student
-    from byov.training.teacher import Teacher
+    from byov.training.learners import Student, Teacher
 
 __version__ = "0.2.0"
 __all__ = [
@@ -80,8 +79,7 @@ _HOMES = {
     "report.page": ("write_report",),
     "scoring.one_pass": ("FastScorer",),
     "scoring.scorer": ("Scorer", "Scores"),
-    "training.networks": ("Student",),
-    "training.teacher": ("Teacher",),
+    "training.learners": ("Student", "Teacher"),
 }
 _MODULE_OF = {name: f"byov.{module}" for module, names in _HOMES.items() for name in names}
 

@@ -12,7 +12,7 @@ from byov.backbones import Encoder, build_encoder, timm, with_backbone
 from byov.backbones.family import Staged
 from byov.config import Model
 from byov.posterior import Posterior
-from byov.training.networks import Student
+from byov.training.learners import Student
 
 MODELS = [
     Model(width=16, depth=3, heads=2, patch=8),

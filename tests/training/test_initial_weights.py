@@ -14,7 +14,7 @@ from byov.backbones._torchvision import import_torchvision
 from byov.backbones.resnet import ResNet
 from byov.config import Model
 from byov.training.initial_weights import initialiser
-from byov.training.networks import Classifier, Student
+from byov.training.learners import Classifier, Student
 
 MODEL = Model("resnet-18", width=4, stem="imagenet", head_hidden=16, head_output=8)
 

@@ -27,8 +27,8 @@ from byov.runs.folder import RunFolder
 from byov.training import view_cache
 from byov.training.distributed.processes import Processes
 from byov.training.distributed.sync_batchnorm import share_batch_norms
+from byov.training.learners import encoder_of
 from byov.training.loop import Trainer
-from byov.training.networks import encoder_of
 from byov.training.prepare import cache_views, prepare
 from byov.training.preview import estimate_seconds
 from two_processes import spawned

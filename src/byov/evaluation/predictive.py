@@ -31,7 +31,7 @@ from byov.posterior import Posterior
 from byov.runs.folder import RunFolder
 from byov.scoring.scorer import is_deterministic
 from byov.training.distributed.processes import Processes
-from byov.training.networks import Bare, Classifier, Student
+from byov.training.learners import Bare, Classifier, Student
 
 LEVELS = {Student: ("encoder", "projector", "predictor"), Classifier: ("encoder", "classifier"), Bare: ("encoder",)}
 SAVE_SECONDS = 30.0  # between two saved states of work that can be resumed

@@ -23,7 +23,7 @@ from byov.backbones import efficientnet_lite, timm
 from byov.config import LITE
 from byov.runs import checkpoints
 from byov.runs.folder import CHECKPOINT, RunFolder
-from byov.training.networks import encoder_of
+from byov.training.learners import encoder_of
 
 BACKBONE = "encoder.backbone."
 CONTAINERS = ("state_dict", "model", "model_state_dict")  # keys under which others store a state dict

@@ -1,25 +1,148 @@
-"""What a method trains: its networks and its loss on a batch. One class for BYOV and BYOL, one for supervised methods.
+"""What a method trains: networks, teacher and loss. One learner for BYOV and BYOL, one for supervised methods.
 
 All have the same interface: `posterior`, `teacher` (or None), `prior` (None if nothing is random), `loss(batch, key)`.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from byov import objectives
 from byov._core.errors import BadInput
 from byov._core.randomness import RandomStream, fold, generator
-from byov.backbones import build_encoder
-from byov.config import SUPERVISED, Config
+from byov.backbones import Encoder, build_encoder, vit
+from byov.config import SUPERVISED, Config, Model
 from byov.data.views import two_views, view
-from byov.objectives import byol, negatives, supervised
 from byov.posterior import Posterior, Prior, priors
-from byov.training.networks import ENCODER, Bare, Classifier, Student, encoder_of
-from byov.training.teacher import Teacher
+from byov.posterior.segments import Flattened, Where
+
+# ------------------------------------------------------------------------------------------------------------- networks
+
+ENCODER = "encoder."  # prefix of an encoder's parameter names in Student and Classifier
+
+
+def encoder_of(network: nn.Module) -> Encoder:
+    """Return the encoder of a student, a teacher or a classifier."""
+    encoder = network.get_submodule(ENCODER[:-1])
+    assert isinstance(encoder, Encoder)
+    return encoder
+
+
+def head(inputs: int, hidden: int, outputs: int, layers: int, norm: str) -> nn.Sequential:
+    """Build BYOL's head: (Linear, norm, ReLU) for each hidden layer, then a Linear without bias."""
+    norms: dict[str, Callable[[int], nn.Module]] = {
+        "batch": nn.BatchNorm1d,
+        "layer": nn.LayerNorm,
+        "none": lambda width: nn.Identity(),
+    }
+    parts: list[nn.Module] = []
+    for _ in range(layers - 1):
+        parts += [nn.Linear(inputs, hidden), norms[norm](hidden), nn.ReLU(inplace=True)]
+        inputs = hidden
+    return nn.Sequential(*parts, nn.Linear(inputs, outputs, bias=False)).apply(vit.initialise)
+
+
+class Outputs(NamedTuple):
+    features: Tensor
+    projection: Tensor
+    prediction: Tensor
+
+
+class Student(nn.Module):
+    """Encoder, projector and predictor."""
+
+    def __init__(self, encoder: Encoder, config: Model) -> None:
+        super().__init__()
+        hidden, out, norm = config.head_hidden, config.head_output, config.head_norm
+        self.encoder = encoder
+        self.projector = head(encoder.features, hidden, out, config.projector_layers, norm)
+        self.predictor = head(out, hidden, out, config.predictor_layers, norm)
+
+    def forward(self, images: Tensor, after_trunk: bool = False) -> Outputs:
+        """Of images; with `after_trunk` of what the encoder's frozen trunk made of them."""
+        features = self.encoder.after_trunk(images) if after_trunk else self.encoder(images)
+        projection = self.projector(features)
+        return Outputs(features, projection, self.predictor(projection))
+
+
+class Bare(nn.Module):
+    """Only an encoder, for methods that train nothing."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, images: Tensor) -> tuple[Tensor]:
+        """Return the features."""
+        return (self.encoder(images),)
+
+
+class Classifier(nn.Module):
+    """An encoder and a linear layer."""
+
+    def __init__(self, encoder: Encoder, classes: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.classifier = nn.Linear(encoder.features, classes).apply(vit.initialise)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features and logits."""
+        features = self.encoder(images)
+        return features, self.classifier(features)
+
+
+class Teacher(Flattened):
+    """A copy of the student that follows its means: mean_T <- tau * mean_T + (1 - tau) * mean.
+
+    Only its encoder and projector run; it has a predictor because the teacher priors need an average of the predictor's
+    means too. It has its own BatchNorm statistics. With `moments` it also tracks the running variance of the student's
+    means, for the prior `teacher_moments`.
+    """
+
+    variance: Tensor | None
+
+    def __init__(self, student: Student, where: Where, moments: bool = False) -> None:
+        super().__init__(copy.deepcopy(student), where)
+        self.requires_grad_(False)
+        self.register_buffer("variance", torch.zeros_like(self.means) if moments else None)
+
+    def flats(self) -> dict[str, Tensor]:
+        return super().flats() | ({} if self.variance is None else {"variance": self.variance})
+
+    @torch.no_grad()
+    def forward(self, images: Tensor, after_trunk: bool = False) -> Tensor:
+        """Project images, or the frozen trunk's activations of them, without gradient."""
+        student: Any = self.module
+        features = student.encoder.after_trunk(images) if after_trunk else student.encoder(images)
+        return student.projector(features)  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def update(self, posterior: Posterior, tau: float) -> None:
+        """Move the teacher towards the student's means by 1 - tau of the gap."""
+        if self.variance is not None:
+            # v <- tau (v + (1 - tau)(mean - mean_T)^2) with mean_T from before: E[mean^2] - E[mean]^2, never negative.
+            gap = posterior.means - self.means
+            self.variance.addcmul_(gap, gap, value=1 - tau).mul_(tau)
+        self.means.lerp_(posterior.means, 1 - tau)
+        own, others = list(self.module.parameters()), list(posterior.module.parameters())  # those that are not random
+        if own:
+            torch._foreach_lerp_(tuple(own), tuple(others), 1 - tau)
+
+    @torch.no_grad()
+    def distance(self, posterior: Posterior) -> float:
+        """Return the distance to the student's means, relative to the norm of the teacher."""
+        own = [self.means, *self.module.parameters()]
+        others = [posterior.means, *posterior.module.parameters()]
+        gap = nn.utils.get_total_norm([a - b for a, b in zip(own, others, strict=True)])
+        return float(gap / nn.utils.get_total_norm(own))
+
+
+# ------------------------------------------------------------------------------------------------------------- learners
 
 
 class Batch(NamedTuple):
@@ -96,9 +219,9 @@ class SelfSupervised:
     def _objective(self, prediction1: Tensor, prediction2: Tensor, target1: Tensor, target2: Tensor) -> Tensor:
         how = self.config.objective
         if how.name == "byol":
-            return byol.loss(prediction1, prediction2, target1, target2)
+            return objectives.byol_loss(prediction1, prediction2, target1, target2)
         weight, temperature = how.negatives_weight, how.negatives_temperature
-        return negatives.loss(prediction1, prediction2, target1, target2, weight, temperature)
+        return objectives.contrastive_loss(prediction1, prediction2, target1, target2, weight, temperature)
 
 
 class Supervised:
@@ -121,7 +244,7 @@ class Supervised:
             images = view(batch.images, batch.ids, self.config.views.first, self.image_size, seed, batch.epoch, 0)
         with self.posterior.sampled(generator(*key), flipout=signs_of(batch, self.config, key)):
             features, logits = self.posterior(images.to(self.posterior.means.dtype))
-        return Loss(supervised.loss(logits, batch.labels), features.detach(), None)
+        return Loss(objectives.cross_entropy(logits, batch.labels), features.detach(), None)
 
 
 class PostHoc:

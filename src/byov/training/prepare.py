@@ -24,9 +24,8 @@ from byov.training import view_cache
 from byov.training.distributed.processes import Processes, meet, started
 from byov.training.distributed.sync_batchnorm import share_batch_norms
 from byov.training.initial_weights import initialiser
-from byov.training.learners import Network, build_learner
+from byov.training.learners import Network, build_learner, encoder_of
 from byov.training.loop import Trainer, classes_of
-from byov.training.networks import encoder_of
 from byov.training.resolve import cores, resolve, resolve_device
 
 STATISTICS_IMAGES = 100_000  # at most, for the pixel statistics

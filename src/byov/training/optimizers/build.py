@@ -14,7 +14,7 @@ from byov.config import Optim
 from byov.posterior import Posterior
 from byov.posterior.segments import kind_of
 from byov.training.distributed.processes import Processes
-from byov.training.networks import ENCODER
+from byov.training.learners import ENCODER
 from byov.training.optimizers.lars import Lars
 from byov.training.optimizers.sharded_adamw import ShardedAdamW
 

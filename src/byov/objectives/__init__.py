@@ -1,1 +1,0 @@
-"""The training objectives, one per file."""
