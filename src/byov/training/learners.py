@@ -6,13 +6,14 @@ All have the same interface: `posterior`, `teacher` (or None), `prior` (None if 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from byov import objectives
 from byov._core.errors import BadInput
 from byov._core.randomness import RandomStream, fold, generator
 from byov.backbones import Encoder, build_encoder, vit
@@ -142,6 +143,60 @@ class Teacher(Flattened):
         return float(gap / nn.utils.get_total_norm(own))
 
 
+# --------------------------------------------------------------------------------------------------------------- losses
+
+
+def byol_loss(prediction1: Tensor, prediction2: Tensor, target1: Tensor, target2: Tensor) -> Tensor:
+    """Compute the mean over the batch of (2 - 2 cos(p1, z2')) + (2 - 2 cos(p2, z1')).
+
+    `target1` and `target2` are the teacher's projections of views 1 and 2; no gradient flows into them.
+    """
+    return (4 - 2 * _cosine(prediction1, target2) - 2 * _cosine(prediction2, target1)).mean()
+
+
+def _cosine(prediction: Tensor, target: Tensor) -> Tensor:
+    return F.cosine_similarity(_precise(prediction), _precise(target.detach()), dim=-1)
+
+
+def contrastive_loss(
+    prediction1: Tensor,
+    prediction2: Tensor,
+    target1: Tensor,
+    target2: Tensor,
+    weight: float = 1.0,
+    temperature: float = 0.1,
+) -> Tensor:
+    """Compute BYOL's loss plus the repulsion from the batch's other images, both directions summed.
+
+    This is BYOL's ablation towards SimCLR (Grill et al., 2020, "Ablation to contrastive methods"). Weight 0 is BYOL.
+    Weight 1 is, up to a constant, InfoNCE with predictor and teacher, but without the positive in the denominator and
+    with negatives of the other view only (SimCLR has both views').
+    """
+    attraction = byol_loss(prediction1, prediction2, target1, target2)
+    return attraction + weight * (
+        repulsion(prediction1, target2, temperature) + repulsion(prediction2, target1, temperature)
+    )
+
+
+def repulsion(prediction: Tensor, target: Tensor, temperature: float) -> Tensor:
+    """Compute the mean over i of 2 T log mean_{j != i} exp(cos(p_i, z'_j) / T), a soft maximum of the others' 2 cos."""
+    if len(prediction) < 2:
+        raise ValueError("a batch of one image has no negatives: give at least two.")
+    p, z = (F.normalize(_precise(t), dim=-1) for t in (prediction, target.detach()))
+    others = (p @ z.T / temperature).masked_fill(torch.eye(len(p), dtype=torch.bool, device=p.device), -torch.inf)
+    return 2 * temperature * (others.logsumexp(1) - math.log(len(p) - 1)).mean()
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Compute the mean negative log-likelihood of the labels."""
+    return F.cross_entropy(_precise(logits), labels)
+
+
+def _precise(values: Tensor) -> Tensor:
+    """Convert lower precision, such as bfloat16, to float32."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
 # ------------------------------------------------------------------------------------------------------------- learners
 
 
@@ -219,9 +274,9 @@ class SelfSupervised:
     def _objective(self, prediction1: Tensor, prediction2: Tensor, target1: Tensor, target2: Tensor) -> Tensor:
         how = self.config.objective
         if how.name == "byol":
-            return objectives.byol_loss(prediction1, prediction2, target1, target2)
+            return byol_loss(prediction1, prediction2, target1, target2)
         weight, temperature = how.negatives_weight, how.negatives_temperature
-        return objectives.contrastive_loss(prediction1, prediction2, target1, target2, weight, temperature)
+        return contrastive_loss(prediction1, prediction2, target1, target2, weight, temperature)
 
 
 class Supervised:
@@ -244,7 +299,7 @@ class Supervised:
             images = view(batch.images, batch.ids, self.config.views.first, self.image_size, seed, batch.epoch, 0)
         with self.posterior.sampled(generator(*key), flipout=signs_of(batch, self.config, key)):
             features, logits = self.posterior(images.to(self.posterior.means.dtype))
-        return Loss(objectives.cross_entropy(logits, batch.labels), features.detach(), None)
+        return Loss(cross_entropy(logits, batch.labels), features.detach(), None)
 
 
 class PostHoc:

@@ -1,4 +1,4 @@
-"""The objectives against their formulas, written out image by image, and against cross-entropy."""
+"""The losses of learners.py against their formulas, written out image by image, and against cross-entropy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from byov._core.errors import BadInput
 from byov.config import Config, Objective
-from byov.objectives import byol_loss, contrastive_loss, cross_entropy, repulsion
+from byov.training.learners import byol_loss, contrastive_loss, cross_entropy, repulsion
 from byov.training.resolve import resolve
 
 
