@@ -14,7 +14,8 @@ from torch import Tensor
 
 from byov._core.randomness import generator
 from byov.metrics import bootstrap, gaussian_fit, partial_pearson, partial_spearman, pearson, resampling, spearman
-from byov.metrics.correlation import misfit_errors
+from byov.metrics.correlation import misfit_replicates
+from byov.metrics.resampling import standard_errors
 
 
 def variables(seed: int, images: int = 200, ties: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -208,7 +209,7 @@ def test_the_errors_of_the_misfit_are_its_spread_over_samples() -> None:
     g = torch.Generator().manual_seed(0)
     samples = -torch.rand(60, 2, 400, generator=g, dtype=torch.float64).log()
     fits = [gaussian_fit(*sample) for sample in samples]
-    found = [misfit_errors(*sample, resamples=60, seed=i) for i, sample in enumerate(samples[:6])]
+    found = [standard_errors(misfit_replicates(*sample, resamples=60, seed=i)) for i, sample in enumerate(samples[:6])]
     for name in ("ks_distance", "skewness"):
         fresh = float(torch.tensor([getattr(fit, name) for fit in fits]).std())
         assert sum(errors[name] for errors in found) / 6 == pytest.approx(fresh, rel=0.5)

@@ -10,7 +10,15 @@ from scipy.stats import ttest_rel
 from torch import Tensor
 
 from byov.evaluation.measures import class_measures
-from byov.metrics.resampling import WeightedMeasures, paired_errors, paired_top1, resampled_counts, standard_errors
+from byov.metrics.resampling import (
+    WeightedMeasures,
+    paired_replicates,
+    paired_top1,
+    replicates,
+    resampled_counts,
+    sampling_floor,
+    standard_errors,
+)
 
 
 def test_counts_are_of_as_many_images() -> None:
@@ -20,14 +28,19 @@ def test_counts_are_of_as_many_images() -> None:
 
 def test_the_error_of_a_mean_is_the_std_over_the_root_of_the_images() -> None:
     x = torch.randn(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = standard_errors(lambda c: {"mean": c @ x / c.sum(1), "twice": 2 * c @ x / c.sum(1)}, 200, resamples=4000)
+    sums = replicates(lambda c: {"mean": c @ x / c.sum(1), "twice": 2 * c @ x / c.sum(1)}, 200, resamples=4000)
+    found = standard_errors(sums)
     assert found["mean"] == pytest.approx(float(x.std(correction=0)) / math.sqrt(200), rel=0.06)
     assert found["twice"] == pytest.approx(2 * found["mean"])
 
 
 def test_one_resample_has_no_error() -> None:
     with pytest.raises(ValueError, match="at least two"):
-        standard_errors(lambda counts: {"total": counts.sum(1)}, 5, resamples=1)
+        replicates(lambda counts: {"total": counts.sum(1)}, 5, resamples=1)
+
+
+def paired_errors(p: Tensor, q: Tensor, labels: Tensor, resamples: int = 500, seed: int = 0) -> dict[str, float]:
+    return standard_errors(paired_replicates(p, q, labels, resamples, seed))
 
 
 NAMES = {"top1", "top5", "ece", "brier", "reliability", "resolution", "nll"}
@@ -75,12 +88,13 @@ def test_the_difference_of_accuracies_and_its_error_are_those_of_a_paired_t_test
     assert found.value == pytest.approx(right[0].mean() - right[1].mean())
     assert found.value / found.error == pytest.approx(ttest_rel(*right).statistic)
     assert found.error == pytest.approx(paired_errors(p, q, labels, resamples=2000)["top1"], rel=0.06)
+    assert torch.allclose(found.replicates, paired_replicates(p, q, labels)["top1"])
 
 
 def test_copies_of_an_image_are_no_images_of_their_own() -> None:
     (p, labels), (q, _) = guesses(300), guesses(300, seed=1)
     once, copied = paired_top1(p, q, labels), paired_top1(p.expand(9, -1, -1), q.expand(9, -1, -1), labels)
-    assert copied == pytest.approx(once)
+    assert copied[:2] == pytest.approx(once[:2]) and torch.allclose(copied.replicates, once.replicates)
     with pytest.raises(ValueError, match="not of the same images"):
         paired_top1(p.expand(9, -1, -1), q, labels)
 
@@ -111,3 +125,15 @@ def test_other_images_and_too_few_resamples_are_refused() -> None:
         paired_errors(p, p[:10], labels)
     with pytest.raises(ValueError, match="at least two"):
         paired_errors(p, p, labels, resamples=1)
+
+
+def test_a_calibrated_model_has_a_calibration_error_that_falls_with_the_images() -> None:
+    """Where labels are drawn from the probabilities, what is measured is the floor."""
+    few, many = guesses(300)[0], guesses(4800, seed=1)[0]
+    assert sampling_floor(many)["ece"] == pytest.approx(sampling_floor(few)["ece"] / 4, rel=0.3)
+    drawn = torch.multinomial(few.double(), 1, generator=torch.Generator().manual_seed(5))[:, 0]
+    floor, measured = sampling_floor(few, draws=200), class_measures(few, drawn)
+    for name in ("ece", "reliability"):
+        assert measured[name] == pytest.approx(floor[name], rel=0.4)
+    certain = torch.eye(7)[torch.arange(50) % 7]
+    assert sampling_floor(certain) == {"ece": 0.0, "reliability": 0.0}

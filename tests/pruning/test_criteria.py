@@ -15,7 +15,7 @@ from byov._core.errors import BadInput
 from byov.backbones import build_encoder
 from byov.config import Model
 from byov.posterior import Posterior
-from byov.pruning.criteria import Pruning, choose_masks, drop_weights, sparsity_of, weight_scores
+from byov.pruning.criteria import Pruning, choose_masks, drop_weights, prunable_weights, sparsity_of, weight_scores
 from byov.pruning.prune import numbers, stored_bytes, without
 from byov.pruning.structured import compact, drop_units, layers_of
 
@@ -45,6 +45,17 @@ def posterior_over(model: Model, where: str = "all") -> Posterior:
         posterior.means.normal_()
         posterior.log_variances.normal_()
     return posterior
+
+
+@pytest.mark.parametrize("where", ["all", "none"])
+def test_frozen_stages_are_not_prunable(where: str) -> None:
+    """SNR knows no sigma there: all scores must rank the same weights."""
+    posterior = posterior_over(Model(width=16, depth=2, heads=4, patch=2, frozen_until="blocks.0"), where)
+    found = set(prunable_weights(posterior))
+    assert found == set(weight_scores(posterior, "magnitude"))
+    assert found and all(name.startswith("encoder.backbone.blocks.1.") for name in found)
+    if where == "all":
+        assert found == set(weight_scores(posterior, "snr"))
 
 
 @pytest.fixture

@@ -223,12 +223,12 @@ def gaussian_fit(x: Tensor, y: Tensor) -> GaussianFit:
     )
 
 
-def misfit_errors(x: Tensor, y: Tensor, resamples: int = 200, seed: int = 0) -> dict[str, float]:
-    """Compute bootstrap standard errors over images of both effect sizes of the misfit."""
+def misfit_replicates(x: Tensor, y: Tensor, resamples: int = 200, seed: int = 0) -> dict[str, Tensor]:
+    """Compute both effect sizes of the misfit on resamples of the images: (resamples,) each."""
     drawn = torch.randint(len(x), (resamples, len(x)), generator=generator(seed))
     fits = [gaussian_fit(x[images], y[images]) for images in drawn]
     names = ("ks_distance", "skewness")
-    return {name: float(torch.tensor([getattr(fit, name) for fit in fits]).std()) for name in names}
+    return {name: torch.tensor([getattr(fit, name) for fit in fits], dtype=torch.float64) for name in names}
 
 
 def _ks_distance(uniform: Tensor) -> float:

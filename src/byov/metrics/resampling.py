@@ -8,7 +8,7 @@ of 10,000 images of 10 classes take about a second on one core.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -21,6 +21,8 @@ from byov.metrics.classification import LEAST, equal_width, in_top
 
 BLOCK = 1 << 20  # counts at a time: 8 MiB
 BINS = 15  # of ECE
+FLOORED = ("ece", "reliability")  # measures that are above 0 for a calibrated model too
+RESAMPLES = 500  # a standard error is then known to 3%
 
 
 def resampled_counts(images: int, resamples: int, seed: int = 0) -> Iterator[Tensor]:
@@ -35,14 +37,18 @@ def resampled_counts(images: int, resamples: int, seed: int = 0) -> Iterator[Ten
         yield counts.scatter_add_(1, drawn, torch.ones_like(counts))
 
 
-def standard_errors(
-    statistics: Callable[[Tensor], dict[str, Tensor]], images: int, resamples: int = 500, seed: int = 0
-) -> dict[str, float]:
-    """Compute the bootstrap standard error over images of statistics of counts (resamples, images)."""
+def replicates(
+    statistics: Callable[[Tensor], dict[str, Tensor]], images: int, resamples: int = RESAMPLES, seed: int = 0
+) -> dict[str, Tensor]:
+    """Compute statistics of counts (resamples, images) for each resample: (resamples,) by name.
+
+    Their standard deviation is the standard error over images. The resamples depend on the number of images and the
+    seed alone, so the covariance of two runs' replicates is the part of their errors that the images cause in both.
+    """
     if resamples < 2:
         raise ValueError(f"resamples is {resamples}, but a standard error needs at least two.")
     blocks = [statistics(counts) for counts in resampled_counts(images, resamples, seed)]
-    return {name: float(torch.cat([block[name] for block in blocks]).std()) for name in blocks[0]}
+    return {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
 
 
 class Estimate(NamedTuple):
@@ -92,15 +98,22 @@ def bootstrap(
     return Estimate(value, low, high)
 
 
+def standard_errors(found: Mapping[str, Tensor]) -> dict[str, float]:
+    """Compute the standard error over images of every statistic from its `replicates`."""
+    return {name: float(values.std()) for name, values in found.items()}
+
+
 class Difference(NamedTuple):
     """Difference of two means over the same images."""
 
     value: float
     error: float
     """Standard error over images."""
+    replicates: Tensor
+    """(resamples,): the difference on each resample of the images."""
 
 
-def paired_top1(p: Tensor, q: Tensor, labels: Tensor) -> Difference:
+def paired_top1(p: Tensor, q: Tensor, labels: Tensor, seed: int = 0) -> Difference:
     """Compute the accuracy of p less that of q: a mean of per-image differences, so its error needs no bootstrap.
 
     Given several copies of every image, (copies, images, classes), an image counts by the fraction of its copies that
@@ -109,11 +122,14 @@ def paired_top1(p: Tensor, q: Tensor, labels: Tensor) -> Difference:
     _check_same(p, q)
     apart = (p.argmax(-1) == labels).double() - (q.argmax(-1) == labels).double()
     apart = apart.reshape(-1, len(labels)).mean(0)
-    return Difference(float(apart.mean()), float(apart.std()) / math.sqrt(len(apart)))
+    found = replicates(lambda counts: {"top1": counts @ apart / counts.sum(1)}, len(apart), seed=seed)
+    return Difference(float(apart.mean()), float(apart.std()) / math.sqrt(len(apart)), found["top1"])
 
 
-def paired_errors(p: Tensor, q: Tensor, labels: Tensor, resamples: int = 500, seed: int = 0) -> dict[str, float]:
-    """Compute the bootstrap standard error of measure(p) - measure(q) for every measure of `WeightedMeasures`."""
+def paired_replicates(
+    p: Tensor, q: Tensor, labels: Tensor, resamples: int = RESAMPLES, seed: int = 0
+) -> dict[str, Tensor]:
+    """Compute measure(p) - measure(q) on each resample of the images, for every measure of `WeightedMeasures`."""
     _check_same(p, q)
     one, other = WeightedMeasures(p, labels), WeightedMeasures(q, labels)
 
@@ -121,7 +137,21 @@ def paired_errors(p: Tensor, q: Tensor, labels: Tensor, resamples: int = 500, se
         found, compared = one(counts), other(counts)
         return {name: found[name] - compared[name] for name in found}
 
-    return standard_errors(differences, len(labels), resamples, seed)
+    return replicates(differences, len(labels), resamples, seed)
+
+
+def sampling_floor(probabilities: Tensor, draws: int = 100, seed: int = 0) -> dict[str, float]:
+    """Compute what a perfectly calibrated model of these probabilities would have: `ece` and `reliability`.
+
+    With finitely many images neither is 0. Labels are drawn from the probabilities themselves, `draws` times, and the
+    measures are averaged.
+    """
+    p, g = probabilities.double().cpu(), generator(seed)
+    once, found = torch.ones(1, len(p), dtype=torch.float64), []
+    for _ in range(draws):
+        measures = WeightedMeasures(p, torch.multinomial(p, 1, generator=g)[:, 0])(once)
+        found.append(torch.cat([measures[name] for name in FLOORED]))
+    return dict(zip(FLOORED, torch.stack(found).mean(0).tolist(), strict=True))
 
 
 def _check_same(p: Tensor, q: Tensor) -> None:

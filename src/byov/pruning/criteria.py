@@ -1,7 +1,8 @@
 """Which weights are pruned: a score for every weight, and masks that drop the lowest (True: not pruned).
 
 Prunable are the weights of Linear layers and convolutions (segments of kind `weight`): 98% of a ViT. Biases, norms,
-positions and tokens stay; only whole units (structured.py) take their biases and norms with them.
+positions and tokens stay; only whole units (structured.py) take their biases and norms with them. Frozen stages stay
+too: they have no variance, so that all scores rank the same weights.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def _prunable(posterior: Posterior, part: str) -> tuple[dict[str, Tensor], dict[
     for path, owner in posterior.module.named_modules():
         for attribute, parameter in owner.named_parameters(recurse=False):
             name = f"{path}.{attribute}"
-            if name.startswith(prefix) and kind_of(owner, attribute) == "weight":
+            if name.startswith(prefix) and kind_of(owner, attribute) == "weight" and parameter.requires_grad:
                 weights[name] = parameter.detach()
     return weights, {name: sigmas[name] for name in names}
 

@@ -15,6 +15,7 @@ from byov.studies.beyond.pruning_ablation import CLAIMS, PARTS, SCOPES, SPARSITI
 from byov.studies.framework.checklist import sections
 from byov.studies.framework.claims import select
 from byov.studies.framework.lab import Lab
+from byov.studies.framework.replicates import packed
 
 SOME = (0.5, 0.9)
 
@@ -22,6 +23,7 @@ SOME = (0.5, 0.9)
 def row(by: str | None, top1: float, kind: str = "weights", scope: str = "layer", asked: float = 0.5) -> dict[str, Any]:
     found = {"method": "byov", "seed": 0, "kind": kind, "by": by, "scope": scope, "asked": asked, "sparsity": asked}
     found |= {"top1": top1, "top1.error": 0.03 if by == "snr" else 0.04, "refitted.top1": top1, "ece": 0.1}
+    found |= {"top1.difference": top1 - 0.75}  # to magnitude
     return found | {"compressed_bytes": 1024.0 * (100 - asked), "speed": 1.0}
 
 
@@ -35,6 +37,19 @@ def test_claims_are_positive_where_sigma_helps() -> None:
     (shuffled,), (variance,) = (claim.effects(rows) for claim in CLAIMS)
     assert shuffled.value == pytest.approx(10.0) and shuffled.error == pytest.approx(5.0)  # 3 and 4 in squares
     assert variance.value == pytest.approx(-15.0)
+
+
+def test_two_differences_to_magnitude_are_compared_on_the_same_resamples() -> None:
+    """What magnitude does to both cancels: in squares it would count twice."""
+    g = torch.Generator().manual_seed(0)
+    own, other, magnitude = 0.01 * torch.randn(3, 500, generator=g, dtype=torch.float64) * torch.tensor([[1], [1], [9]])
+    columns = [
+        {"top1.error": float(found.std()), "top1.replicates": packed(found)}
+        for found in (own - magnitude, other - magnitude)
+    ]
+    rows = [row("snr", 0.8) | columns[0], row("snr_shuffled", 0.7) | columns[1]]
+    (found,) = CLAIMS[0].effects(rows)
+    assert found.error == pytest.approx(100 * float((own - other).std()), rel=0.05)
 
 
 def test_the_figure_has_one_line_per_part() -> None:

@@ -80,9 +80,11 @@ def test_a_sigma_that_never_left_its_start_is_not_chosen() -> None:
 def test_the_study_writes_rows_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(working_point, "results", lambda lab: table())
     monkeypatch.setattr(Lab, "train", lambda lab, configs: None)
+    monkeypatch.setattr(Lab, "learned", lambda lab, configs: [{"method": configs[0].method}])
     folder = labs.make("working-point", Lab(tmp_path, "micro", say=lambda text: None))
     assert folder == tmp_path / "working-point" / "micro"
     kept = json.loads((folder / "working-point.json").read_text())
+    assert kept["learned"] == [{"method": "byol"}]
     assert kept["rows"] == table() and kept["settings"]["data"] == "digits"
     with (folder / "working-point.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(table())

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
+import torch
 from scipy import stats
 
+from byov.metrics.resampling import replicates, resampled_counts
 from byov.studies.framework.claims import (
     CANNOT_TELL,
+    NO_ROOM,
     NOT_SHOWN,
     OPPOSITE,
     SHOWN,
     Claim,
     Effect,
+    at_most,
     best_of_other_seeds,
+    differences,
     judge,
+    rooms,
     verdict,
 )
+from byov.studies.framework.replicates import packed, unpacked
 
 
 def seeds(*values: float, error: float = 0.0) -> list[Effect]:
@@ -102,3 +110,106 @@ def test_the_best_option_is_sought_in_the_other_seeds() -> None:
     assert best_of_other_seeds([lucky, steady]) == [steady[0], lucky[1], lucky[2]]  # seed 0's luck is for others only
     assert best_of_other_seeds([lucky[:1], steady[:1]]) == lucky[:1]
     assert best_of_other_seeds([]) == []
+
+
+# ------------------------------------------------------------------------------------------- crossed seeds and images
+
+SEEDS, IMAGES, TRIES = 4, 100, 400
+COUNTS = torch.cat(list(resampled_counts(IMAGES, 200)))
+
+
+def crossed(table: np.ndarray) -> list[Effect]:
+    """One effect per seed from a table (seeds, images), with replicates from the same resamples for all seeds."""
+    rows = COUNTS.numpy() @ table.T / IMAGES
+    return [
+        Effect(seed, own.mean(), rows[:, seed].std(ddof=1), tuple(rows[:, seed] - own.mean()))
+        for seed, own in enumerate(table)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("of_seeds", "of_images", "of_rest"), [(0.1, 1.0, 0.5), (0.0, 0.0, 2.0), (0.3, 0.5, 1.0), (0.0, 2.0, 0.2)]
+)
+def test_seeds_and_images_are_crossed(of_seeds: float, of_images: float, of_rest: float) -> None:
+    """Known components: the variance is right on average, and 19 of 20 intervals hold the truth, which is 0."""
+    g = np.random.default_rng(0)
+    truth = of_seeds**2 / SEEDS + of_images**2 / IMAGES + of_rest**2 / (SEEDS * IMAGES)
+    variances, held, old = [], 0, 0
+    for _ in range(TRIES):
+        table = of_seeds * g.normal(size=(SEEDS, 1)) + of_images * g.normal(size=(1, IMAGES))
+        effects = crossed(table + of_rest * g.normal(size=(SEEDS, IMAGES)))
+        found, bound = judge(effects, size=1), judge([Effect(e.seed, e.value, e.error) for e in effects], size=1)
+        assert found.crossed and not bound.crossed and found.low is not None and bound.low is not None
+        over_seeds = float(np.var([e.value for e in effects], ddof=1)) / SEEDS
+        variances.append(over_seeds + found.image_error**2)
+        held += found.low <= 0 <= found.high
+        old += bound.low <= 0 <= bound.high
+    assert 0.88 < np.mean(variances) / truth < 1.2  # a negative covariance counts as 0
+    assert held / TRIES == pytest.approx(0.95, abs=0.035)
+    assert old / TRIES > 0.93  # without replicates the interval is an upper bound
+
+
+def test_without_replicates_the_rest_counts_twice() -> None:
+    """Seeds that agree on nothing but chance: the shared part is 0, and the bound is not."""
+    table = np.random.default_rng(1).normal(size=(SEEDS, IMAGES))
+    effects = crossed(table)
+    found, bound = judge(effects, size=1), judge([Effect(e.seed, e.value, e.error) for e in effects], size=1)
+    assert found.image_error < 0.05 and bound.image_error == pytest.approx(0.1, rel=0.15)
+    mixed = [effects[0], *(Effect(e.seed, e.value, e.error) for e in effects[1:])]
+    assert judge(mixed, size=1) == bound  # one old row is enough
+
+
+def test_replicates_survive_their_row() -> None:
+    x = torch.randn(80, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    (found,) = replicates(lambda counts: {"mean": counts @ x / counts.sum(1)}, 80).values()
+    row = {"seed": 3, "ece.difference": -0.02, "ece.error": float(found.std()), "ece.replicates": packed(found)}
+    (effect,) = differences([row], "ece", sign=-1)
+    assert effect.value == pytest.approx(2) and effect.replicates is not None
+    expected = -100 * (found - found.mean())
+    assert torch.allclose(torch.tensor(effect.replicates, dtype=torch.float64), expected, atol=effect.error / 60)
+    assert unpacked(packed(torch.ones(5, dtype=torch.float64))) == [0.0] * 5
+    assert len(packed(found)) < 700
+
+
+# ------------------------------------------------------------------------------------------------- room and conditions
+
+
+def claim_of_ece(**more: object) -> Claim:
+    rule = {"measure": "ece", "sign": -1}
+    return Claim("4.1", "better", "2.83 points", "points of ECE", 2.83, lambda rows: differences(rows, **rule), **more)
+
+
+def row_of_ece(
+    seed: int, difference: float, reference: float = 0.012, floor: float | None = 0.009
+) -> dict[str, object]:
+    row = {"seed": seed, "ece": reference + difference, "ece.difference": difference, "ece.error": 0.001}
+    return row if floor is None else row | {"ece.floor": floor}
+
+
+def test_where_the_papers_effect_is_impossible_there_is_no_room() -> None:
+    claim = claim_of_ece(room=lambda rows: rooms(rows, "ece", -1))
+    flat = [row_of_ece(seed, 0.0001 * seed) for seed in range(3)]
+    assert verdict(claim_of_ece(), flat).word == NOT_SHOWN
+    found = verdict(claim, flat)
+    assert found.word == NO_ROOM and found.room == pytest.approx(0.3)
+    assert verdict(claim, flat[:1]).word == NO_ROOM  # of one seed too
+    better, worse = ([row_of_ece(s, d + 1e-5 * s) for s in range(3)] for d in (-0.01, 0.01))
+    assert verdict(claim, better).word == SHOWN and verdict(claim, worse).word == OPPOSITE  # only what is not shown
+    wide = [row_of_ece(seed, 0.0001 * seed, reference=0.08) for seed in range(3)]
+    assert verdict(claim, wide).word == NOT_SHOWN and verdict(claim, wide).room == pytest.approx(7.1)
+    old = [row_of_ece(seed, 0.0001 * seed, floor=None) for seed in range(3)]
+    assert verdict(claim, old).room == pytest.approx(1.2)  # an upper bound
+
+
+def test_the_room_upwards_ends_at_the_top() -> None:
+    rows = [{"seed": 0, "top1": 0.83, "top1.difference": 0.03}]
+    assert [effect.value for effect in rooms(rows, "top1", +1)] == pytest.approx([20])
+    assert [effect.value for effect in rooms(rows, "top1", -1)] == pytest.approx([80])
+    assert [effect.value for effect in at_most(50)([{"seed": 0}, {"seed": 0}, {"seed": 1}])] == [50, 50]
+
+
+def test_caveats_stand_with_the_verdict_and_change_no_word() -> None:
+    claim = claim_of_ece(caveats=lambda rows: ["mind the start"])
+    found = verdict(claim, [row_of_ece(seed, -0.01) for seed in range(3)])
+    assert found.caveats == ("mind the start",) and found.word == SHOWN
+    assert verdict(claim, []).caveats == ()

@@ -68,12 +68,11 @@ def test_the_command_writes_page_numbers_and_figures(studies: Path, tmp_path: Pa
     assert (
         "| \\|x\\| is better (4.1, Figure 2) | 2.83 points; size 2.83 points of x | +2, ± 0 by the images alone" in page
     )
-    assert "|  |  | +3 [+2.75, +3.25] (3 seeds, mini, cifar10) | 0.25 | shown | `byov study fig2 --scale mini" in page
-    assert (
-        "x stays (Appendix G, Table 1) **=** | no number; margin 1 points of x |  |  | not run | `byov study g" in page
-    )
+    assert "|  |  | +3 [+2.75, +3.25] (3 seeds, mini, cifar10) | from 0.25 | shown¹ |  |" in page
+    assert "- fig2 (mini, cifar10): `byov study fig2 --scale mini --seeds 3`. It was not measured whether" in page
+    assert "x stays (Appendix G, Table 1) **=** | no number; margin 1 points of x | `byov study g" in page
     assert "- No verdict: it scales (1.1). no such machine." in page
-    assert "| mini | 1 | 0 | 0 | 0 | 1 |" in page and "## Appendix G" in page and "## 4.2" not in page
+    assert "| mini | 1 | 0 | 0 | 0 | 0 | 1 |" in page and "## Appendix G" in page and "## 4.2" not in page
     assert "[figures/fig2-mini.png](figures/fig2-mini.png)" in page
     assert (out.parent / "figures" / "fig2-mini.png").read_bytes() == b"picture"
     mini = kept["claims"][0]["scales"]["mini"]
@@ -157,3 +156,45 @@ def test_the_ledger_in_the_docs_is_that_of_the_rows_saved_there() -> None:
     kept = json.loads((docs / "results.json").read_text(encoding="utf-8"))
     assert found["counts"] == kept["counts"]
     assert [claim["says"] for claim in found["claims"]] == [claim["says"] for claim in kept["claims"]]
+
+
+# ------------------------------------------------------------------------------- what the working point had decided
+
+
+def test_earlier_verdicts_stand_beside_the_new_ones(studies: Path, tmp_path: Path) -> None:
+    first = tmp_path / "first.md"
+    ledger.write(studies, first)
+    path = studies / "fig2" / "mini" / "fig2.json"
+    kept = json.loads(path.read_text())
+    path.write_text(json.dumps(kept | {"rows": [{"seed": seed, "x": -3.0 + 0.1 * seed} for seed in range(3)]}))
+    with pytest.raises(SystemExit, match="0"):
+        out = tmp_path / "second.md"
+        main(["ledger", "--studies", str(studies), "--out", str(out), "--before", str(first.with_suffix(".json"))])
+    assert "| opposite¹ | shown |" in out.read_text()
+    scales = json.loads(out.with_suffix(".json").read_text())["claims"][0]["scales"]
+    assert (scales["mini"]["word"], scales["mini"]["before"]) == (OPPOSITE, SHOWN)
+    with pytest.raises(BadInput, match="check --before"):
+        ledger.read_before(path)
+
+
+def learned(seed: int, over_pixels: float) -> dict[str, Any]:
+    found = {"method": "byov", "seed": seed, "untrained.difference": 0.1 + 0.001 * seed, "untrained.error": 0.001}
+    return found | {"pixels.difference": over_pixels + 0.001 * seed, "pixels.error": 0.001}
+
+
+def test_the_verdict_says_that_the_encoder_has_not_learned(studies: Path) -> None:
+    path = studies / "fig2" / "mini" / "fig2.json"
+    kept = json.loads(path.read_text())
+    for over, expected in ((0.02, "shown |"), (-0.02, f"shown{ledger.NOT_LEARNED} |")):
+        path.write_text(json.dumps(kept | {"learned": [learned(seed, over) for seed in range(3)]}))
+        found = ledger.entries(ledger.made_studies(studies))
+        page = ledger.page(found, [], [], "results.json")
+        assert f"from 0.25 | {expected}" in page
+        fit = "1 of 1 studies" if over > 0 else "0 of 1 studies"
+        assert f"- mini, cifar10: the encoders are shown to have learned in {fit}." in page
+    assert "BYOV's probe is not shown to beat raw pixels (-1.9 points)." in page
+
+
+def test_digits_are_exploratory(studies: Path) -> None:
+    page = ledger.page(ledger.entries(ledger.made_studies(studies)), [], [], "results.json")
+    assert "(1 seed, micro, digits, exploratory)" in page and "cifar10, exploratory" not in page

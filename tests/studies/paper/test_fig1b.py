@@ -9,6 +9,7 @@ import torch
 
 from byov.studies.framework.claims import verdict
 from byov.studies.framework.lab import Lab
+from byov.studies.framework.replicates import unpacked
 from byov.studies.paper import fig1b
 from byov.studies.paper.fig1b import CLAIMS, CORRELATIONS, PREFIXES, draw
 
@@ -19,6 +20,7 @@ def summary(seed: int, correlation: float | None, misfit: float) -> dict[str, An
         row |= {prefix + name: correlation for name in CORRELATIONS}
         row |= {f"{prefix}{name}.error": 0.01 for name in CORRELATIONS}
         row |= {f"{prefix}ks_distance": misfit, f"{prefix}skewness": 40 * misfit}
+    row |= {f"ceiling.{name}": 0.9 for name in CORRELATIONS}
     return row | {"ks_distance.error": 0.001, "skewness.error": 0.04}
 
 
@@ -31,6 +33,8 @@ def test_claims_ask_for_a_small_misfit_and_for_correlation() -> None:
     assert words(summary(0, -0.5, 0.2), summary(1, -0.52, 0.21)) == ["opposite"] * 5
     assert words(summary(0, 0.01, 0.1), summary(1, -0.01, 0.1)) == ["not shown"] * 5
     assert [len(claim.effects([summary(0, None, 0.1)])) for claim in CLAIMS] == [1, 1, 0, 0, 0]  # undefined: no effect
+    low = [summary(seed, 0.01, 0.1) | {"ceiling.pearson": 0.3} for seed in (0, 1)]  # two supervised models do not agree
+    assert words(low[0], low[1] | {"pearson": -0.01})[2] == "no room"
     unknown = summary(0, 0.5, 0.1) | {"spearman.error": None, "skewness.error": None}
     assert [len(claim.effects([unknown])) for claim in CLAIMS] == [1, 0, 1, 0, 1]  # an unknown error is not none
 
@@ -71,5 +75,7 @@ def test_a_study_from_runs_to_rows(lab: Lab, monkeypatch: pytest.MonkeyPatch) ->
     assert len(images) == 60 and all(image["supervised"] >= 0 for image in images)  # every other of 120
     assert -1 <= row["pearson"] <= 1 and row["pearson.error"] > 0 and row["ks_distance.error"] > 0
     assert row["ceiling.spearman"] != row["spearman"]
+    for name in (*CORRELATIONS, "ks_distance", "skewness"):
+        assert len(unpacked(row[f"{name}.replicates"])) >= 200
     assert fig1b.results(lab) == rows  # from the cache
     assert draw(rows, "micro").axes

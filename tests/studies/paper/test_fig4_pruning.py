@@ -67,6 +67,17 @@ def test_claims_are_at_half_of_the_weights_in_points() -> None:
     assert [claim.effects(rows)[0].error for claim in CLAIMS] == pytest.approx([1, 2, 1, 1, 1])
 
 
+def test_pruning_has_as_much_room_as_the_other_score_has_lost() -> None:
+    tops = {0.0: 0.9, 0.25: 0.88, 0.5: 0.8, 0.75: 0.4, 0.95: 0.1}
+    rows = [
+        row(0, s, 0.0, arm) | {"top1": top}
+        for arm in ("snr", "magnitude", "byol", "variance")
+        for s, top in tops.items()
+    ]
+    rooms = [claim.room(rows)[0].value for claim in CLAIMS if claim.room is not None]
+    assert rooms == pytest.approx([80, 10, 10, 10, 10])  # the sparser model is compared up to .5 only
+
+
 def test_the_figure_has_a_line_for_each_arm() -> None:
     rows = [row(seed, s, 0.0, arm) for seed in (0, 1) for arm in ARMS for s in SPARSITIES]
     kept, refitted = draw(rows, "micro").axes
@@ -84,6 +95,8 @@ def test_a_study_from_runs_to_rows(lab: Lab, monkeypatch: pytest.MonkeyPatch) ->
     sparser = table["snr", 0.75]["top1"] - table["magnitude", 0.5]["top1"]
     assert table["magnitude", 0.5]["sparser.difference"] == pytest.approx(sparser)
     assert table["snr", 0.0]["top1"] == table["random", 0.0]["top1"]
+    assert all(r["random_start"] and 0.5 < r["start_correlation"] < 1 for r in rows)  # one epoch
+    assert len({r["start_correlation"] for r in rows}) == 2  # of two runs
     assert fig4_pruning.results(lab) == rows
     assert draw(rows, "micro").axes
 
@@ -120,6 +133,7 @@ def test_equal_sigmas_make_snr_magnitude_and_a_refitted_probe_differs(tmp_path: 
 
 def test_differences_are_of_the_same_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fig4_pruning, "subject_of", subject)
+    monkeypatch.setattr(fig4_pruning, "start_of", lambda run: {})  # it has no resolved config
     run, baseline = handmade.student_run(tmp_path / "a"), handmade.student_run(tmp_path / "b", sigma=0.2)
     rows = {(row["arm"], row["sparsity"]): row for row in compare_pruning(run, baseline, FEW)}
     assert {arm for arm, _ in rows} == {"snr", "magnitude", "variance", "random", "byol"}

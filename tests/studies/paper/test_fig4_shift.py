@@ -35,6 +35,7 @@ def rows(better: float) -> list[dict[str, Any]]:
         {"seed": row["seed"], "shift": row["shift"]}
         | {f"{m}.difference": row["difference"] for m in measures}
         | {f"{m}.error": 0.001 for m in measures}
+        | dict.fromkeys(measures, 0.2 + row["difference"])
         for row in made
     ]
 
@@ -42,6 +43,7 @@ def rows(better: float) -> list[dict[str, Any]]:
 def test_what_the_paper_says_is_shown_and_its_reverse_is_opposite() -> None:
     assert {verdict(claim, rows(0.03)).word for claim in CLAIMS} == {"shown"}
     assert {verdict(claim, rows(-0.03)).word for claim in CLAIMS} == {"opposite"}
+    assert CLAIMS[0].room is not None and CLAIMS[0].room(rows(0.03))[0].value == pytest.approx(20)
     salt = CLAIMS[0].effects(rows(0.03))
     assert (salt[0].value, salt[0].error) == pytest.approx((3, 0.1))  # points
 

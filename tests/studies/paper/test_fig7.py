@@ -99,4 +99,4 @@ def test_the_error_is_over_images_not_over_their_noisy_copies() -> None:
     found = noise_statistics(levels, resamples=400)
     assert found["a_b.pearson.error"] == pytest.approx(0.1, abs=0.02)  # 1 / sqrt(images)
     assert found["growth"] == found["growth.error"] == 0
-    assert np.isfinite(list(found.values())).all()
+    assert np.isfinite([value for key, value in found.items() if not key.endswith("replicates")]).all()

@@ -26,13 +26,14 @@ from byov.inference.features import features_of
 from byov.inference.inputs import spread
 from byov.inference.load import Run
 from byov.metrics import ece, knn_distance, max_softmax, ood_detection, top_k_accuracy
+from byov.metrics.resampling import RESAMPLES
 from byov.pruning.criteria import By, drop_weights, weight_scores
 from byov.pruning.prune import pruned_subject, top1_and_ece
 from byov.report.plots.seed_plots import STYLE, dots
 from byov.scoring.scorer import is_deterministic
-from byov.studies.framework.claims import Claim, Row, Rows, differences
+from byov.studies.framework.claims import Claim, Effect, Row, Rows, differences, select
 from byov.studies.framework.lab import Lab
-from byov.studies.measurements.pruned import tested_subject, top1_difference
+from byov.studies.measurements.pruned import room_above, start_caveats, start_of, tested_subject, top1_difference
 
 TITLE = "calibration, OOD detection and pruning on shifted images and other sources"
 SPARSITY = 0.5
@@ -49,7 +50,7 @@ def runs(lab: Lab) -> list[Config]:
 def results(lab: Lab) -> Rows:
     """A row for each run, pruning (none, by SNR, by magnitude) and probe (the unpruned encoder's, or refitted)."""
     sources = lab.ood_sources()
-    settings = {"sparsity": SPARSITY, "ood": sources, "images": IMAGES}
+    settings = {"sparsity": SPARSITY, "ood": sources, "images": IMAGES, "resamples": RESAMPLES}
     settings |= {"shifts": list(SHIFTS), "severities": SEVERITIES, "shift_seed": SHIFT_SEED}
     measure = partial(robustness_rows, sparsity=SPARSITY, ood=sources, say=lab.say)
     return [
@@ -73,12 +74,12 @@ def robustness_rows(run: Run, sparsity: float, ood: Sequence[str], say: Say) -> 
     outside = {plain_name(spec): _some(ood_images(subject, spec, say)) for spec in ood}
     pruned = _pruned(subject, sparsity)
     seen = {name: _features(each, outside) for name, each in pruned.items()}
-    rows = []
+    start, rows = start_of(run), []
     for name, each in pruned.items():
         for how, probe in (("kept", subject.probe), ("refitted", each.probe)):
             reference = subject.probe if how == "kept" else pruned["magnitude"].probe
             by_magnitude = _shifted(seen["magnitude"], reference)
-            rows.append({"pruned": name, "probe": how, **_measures(each, seen[name], probe, by_magnitude)})
+            rows.append({"pruned": name, "probe": how, **start, **_measures(each, seen[name], probe, by_magnitude)})
     return rows
 
 
@@ -138,6 +139,13 @@ def _measures(subject: Subject, seen: Features, probe: Probe, by_magnitude: Tens
 
 # -------------------------------------------------------------------------------------------------------------- claims
 
+
+def _room(rows: Rows) -> list[Effect]:
+    """How far the unpruned encoder lies above the one pruned by magnitude."""
+    kept = select(rows, method="byov", probe="kept")
+    return room_above(select(kept, pruned="magnitude"), select(kept, pruned=UNPRUNED), "shifted.top1")
+
+
 CLAIMS = [
     Claim(
         where="reader's summary, next check 3",
@@ -146,6 +154,8 @@ CLAIMS = [
         unit="points of top-1",
         size=1.0,  # as in fig4-pruning at half of the weights: the 12 are the paper's maximum over sparsities
         effects=partial(differences, measure="shifted.top1", method="byov", pruned="snr", probe="kept"),
+        room=_room,
+        caveats=lambda rows: start_caveats(select(rows, method="byov")),
     ),
 ]
 

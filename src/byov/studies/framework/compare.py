@@ -26,10 +26,11 @@ from byov.evaluation.measures import class_measures, strict
 from byov.evaluation.predictive import probe_predictions
 from byov.inference.load import Run
 from byov.metrics import spearman
-from byov.metrics.resampling import paired_errors
+from byov.metrics.resampling import paired_replicates, sampling_floor
 from byov.runs.folder import RunFolder, read_log
-from byov.studies.framework.claims import Effect, Effects, Rows, differences, select
+from byov.studies.framework.claims import Effect, Effects, Rows, differences, rooms, select
 from byov.studies.framework.lab import Lab
+from byov.studies.framework.replicates import errors_and_replicates
 
 MEASURES = ("top1", "top5", "ece", "brier", "reliability", "resolution", "nll")
 MEANS = "means"
@@ -55,17 +56,19 @@ def compare(lab: Lab, arms: Arms, reference: str, columns: Mapping[str, dict[str
     """Return a row for each seed, arm and place ("at": means, draws, draws_unaligned) with MEASURES.
 
     `MEASURE.difference` is to the reference arm with the same seed, at its means; `MEASURE.error` is the standard error
-    of that over images. `columns` are added to the rows of an arm.
+    of that over images, and `MEASURE.replicates` holds its resamples. `MEASURE.floor` is what sampling alone gives the
+    reference. `columns` are added to the rows of an arm.
     """
     rows = []
     for seed in range(lab.seeds):
         other = predictions(lab, arms[reference](seed))
+        floors = {f"{name}.floor": value for name, value in sampling_floor(other.probabilities[MEANS]).items()}
         for arm, make in arms.items():
             config = make(seed)
             sigma = lab.measured("spread", config, weight_spread, {})["median_sigma"]
             own = {"arm": arm, "seed": seed, "median_sigma": sigma, **(columns or {}).get(arm, {})}
             mine = predictions(lab, config)
-            rows += [own | {"at": at, **_compared(mine, other, at)} for at in mine.probabilities]
+            rows += [own | {"at": at, **_compared(mine, other, at), **floors} for at in mine.probabilities]
     return rows
 
 
@@ -89,9 +92,19 @@ def effects(rows: Rows, arm: str, measure: str, at: str = MEANS, sign: int = +1)
     return differences(rows, measure, sign, arm=arm, at=at)
 
 
+def room(rows: Rows, arm: str, measure: str, at: str = MEANS, sign: int = +1) -> list[Effect]:
+    """Return the largest effects that `effects` could have found."""
+    return rooms(rows, measure, sign, arm=arm, at=at)
+
+
 def against(reference: str, arm: str, measure: str, sign: int, at: str = MEANS) -> Effects:
     """Make the rule for an arm's difference to one of the references of `compare_each`."""
     return lambda rows: effects(select(rows, against=reference), arm, measure, at, sign)
+
+
+def room_against(reference: str, arm: str, measure: str, sign: int, at: str = MEANS) -> Effects:
+    """Make the rule for the largest effect that `against` could find."""
+    return lambda rows: room(select(rows, against=reference), arm, measure, at, sign)
 
 
 # ---------------------------------------------------------------------------------------------- predictions of one run
@@ -170,15 +183,12 @@ def measures_of(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def _compared(mine: Predictions, other: Predictions, at: str) -> dict[str, Any]:
-    """Measures at one place, their differences to another run at its means, and the errors of these over images."""
+    """Measures at one place, their differences to another run at its means, with errors and replicates over images."""
     check_same_images(mine, other)
     p, q = mine.probabilities[at], other.probabilities[MEANS]
     own, reference = measures_of(p, mine.labels), measures_of(q, other.labels)
-    errors = paired_errors(p, q, mine.labels)
-    found = dict(own)
-    for name in MEASURES:
-        found |= {f"{name}.difference": own[name] - reference[name], f"{name}.error": errors[name]}
-    return strict(found)
+    found: dict[str, Any] = dict(own) | {f"{name}.difference": own[name] - reference[name] for name in MEASURES}
+    return strict(found | errors_and_replicates(paired_replicates(p, q, mine.labels)))
 
 
 # --------------------------------------------------------------------------------- the posterior's spread, and training

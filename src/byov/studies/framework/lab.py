@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -37,7 +38,9 @@ from byov.evaluation.measures import strict
 from byov.inference.load import Run, load
 from byov.runs.folder import RunFolder
 from byov.studies.framework.claims import Row, Rows
+from byov.studies.framework.replicates import REPLICATES
 from byov.studies.framework.workers import Task, cores_each, run_in_parallel
+from byov.studies.measurements import learned
 from byov.training.resolve import cores
 
 
@@ -250,6 +253,15 @@ class Lab:
 
         return [{"seed": config.seed, **row} for row in self.measured(what, config, rows, known)["rows"]]
 
+    def learned(self, configs: Sequence[Config]) -> Rows:
+        """Return rows that show whether the first arm of BYOV and of BYOL has learned, for every seed."""
+        first = {(c.method, c.seed): c for c in reversed(configs) if c.method in learned.METHODS}
+        found = []
+        for (method, seed), config in sorted(first.items(), key=lambda item: item[0]):
+            row = self.measured("learned", config, partial(learned.compare_with_rivals, say=self.say), learned.SETTINGS)
+            found.append({"method": method, "seed": seed, **{key: row[key] for key in row if key != "settings"}})
+        return found
+
 
 # ------------------------------------------------------------------------------------------------------ making a study
 
@@ -312,7 +324,8 @@ def make(name: str, lab: Lab) -> Path:
     """Make one study and return its folder. Existing results are overwritten: they follow from runs, which are not."""
     study = find(name)
     lab.say(f"{name}: {study.TITLE} ({lab.name}: {lab.scale.time})")
-    lab.train(study.runs(lab))
+    configs = study.runs(lab)
+    lab.train(configs)
     rows = study.results(lab)
     folder = lab.place(name)
     settings = {
@@ -322,7 +335,7 @@ def make(name: str, lab: Lab) -> Path:
         "data": lab.scale.data,
         "images": lab.scale.images,
     }
-    write_json(folder / f"{name}.json", {"settings": settings, "rows": rows})
+    write_json(folder / f"{name}.json", {"settings": settings, "learned": lab.learned(configs), "rows": rows})
     write_text(folder / f"{name}.csv", _csv(rows))
     if table := getattr(study, "table", None):
         write_text(folder / f"{name}.md", table(rows))
@@ -334,9 +347,9 @@ def make(name: str, lab: Lab) -> Path:
 
 
 def _csv(rows: Rows) -> str:
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+    columns = list(dict.fromkeys(key for row in rows for key in row if not key.endswith(REPLICATES)))
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

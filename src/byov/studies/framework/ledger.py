@@ -1,16 +1,18 @@
 """Judge every claim of the paper by the studies that were made, at every scale, and write the page: `byov ledger`.
 
 A study's CLAIMS are judged by the rows it wrote (`FOLDER/STUDY/SCALE/STUDY.json`); nothing is trained or measured here.
+Verdicts of an earlier ledger may stand beside them.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,14 @@ from byov._core.errors import BadInput
 from byov._core.files import write_atomically, write_json, write_text
 from byov.evaluation.labelled import plain_name
 from byov.studies.framework.checklist import BEYOND, NOT_JUDGED, SECTIONS, NotJudged, sections
-from byov.studies.framework.claims import WORDS, Claim, Effect, Rows, Verdict, judge
+from byov.studies.framework.claims import WORDS, Claim, Effect, Rows, Verdict, verdict
 from byov.studies.framework.lab import find, names
+from byov.studies.measurements.learned import learned_caveats
 
 NOT_RUN = "not run"
+NOT_MEASURED = "it was not measured whether the encoders have learned"
+NOT_CROSSED = "intervals are upper bounds, for the rows hold no replicates over images"
+EXPLORATORY = ("digits",)  # 1,442 images of 8 pixels and 355 to test: a scale to try the studies, not the claims
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,18 @@ class Made:
     settings: dict[str, Any]
     rows: Rows
     figure: Path | None
+    learned: Rows = field(default_factory=list)
+    """Whether the encoders have learned (`measurements/learned.py`); empty for studies from before it was measured."""
+
+    @property
+    def exploratory(self) -> bool:
+        """Whether the images are too few and too easy for a verdict to carry weight."""
+        return self.settings["data"] in EXPLORATORY
+
+    @property
+    def place(self) -> str:
+        """The scale and the data, with what a reader should think of them."""
+        return f"{self.scale}, {self.settings['data']}{', exploratory' if self.exploratory else ''}"
 
     @property
     def command(self) -> str:
@@ -51,6 +69,13 @@ class Judged:
     made: Made
     effects: list[Effect]
     verdict: Verdict
+    before: str | None = None
+    """The word of the earlier ledger for this claim and scale; None: it had none."""
+
+    @property
+    def learned(self) -> list[str]:
+        """What the encoders are not shown to beat, as sentences; empty if they have learned."""
+        return learned_caveats(self.made.learned)
 
 
 @dataclass(frozen=True)
@@ -74,26 +99,32 @@ def made_studies(folder: Path) -> list[Made]:
 def _read(path: Path, name: str) -> Made:
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
-        settings, rows = saved["settings"], saved["rows"]
+        settings, rows, learned = saved["settings"], saved["rows"], saved.get("learned", [])
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{path} is not a file of `byov study` ({error}): make it again.") from error
     figure = path.with_suffix(".png")
-    return Made(name, path.parent.name, settings, rows, figure if figure.is_file() else None)
+    return Made(name, path.parent.name, settings, rows, figure if figure.is_file() else None, learned)
 
 
-def entries(made: list[Made]) -> list[Entry]:
+Before = Mapping[tuple[str, str, str], str]
+"""The words of an earlier ledger, by study, claim and scale."""
+
+
+def entries(made: list[Made], before: Before | None = None) -> list[Entry]:
     """Judge all claims of all studies, in the studies' order."""
     return [
-        Entry(name, claim, [_judged(claim, each) for each in made if each.study == name])
+        Entry(name, claim, [_judged(claim, each, before or {}) for each in made if each.study == name])
         for name in names()
         for claim in getattr(find(name), "CLAIMS", [])
     ]
 
 
-def _judged(claim: Claim, made: Made) -> Judged:
+def _judged(claim: Claim, made: Made, before: Before) -> Judged:
     try:
-        effects = claim.effects(made.rows)
-        return Judged(made, effects, judge(effects, claim.size, claim.equal))
+        found = verdict(claim, made.rows)
+        if found.seeds and not found.crossed:
+            found = replace(found, caveats=(*found.caveats, NOT_CROSSED))
+        return Judged(made, claim.effects(made.rows), found, before.get((made.study, claim.says, made.scale)))
     except (KeyError, ValueError, TypeError, ZeroDivisionError) as error:  # the study has changed since, for example
         raise BadInput(
             f"the rows of {made.study} at {made.scale} do not fit the claim “{claim.says}” "
@@ -101,10 +132,22 @@ def _judged(claim: Claim, made: Made) -> Judged:
         ) from error
 
 
-def write(studies: Path, out: Path) -> list[Entry]:
-    """Write the page, a JSON with all numbers next to it, and the studies' figures in `figures`."""
+def read_before(path: Path) -> dict[tuple[str, str, str], str]:
+    """Read the words of an earlier ledger from the JSON that was written next to its page."""
+    try:
+        claims = json.loads(path.read_text(encoding="utf-8"))["claims"]
+        return {(c["study"], c["says"], scale): s["word"] for c in claims for scale, s in c["scales"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{path} is not the JSON of an earlier `byov ledger` ({error}): check --before.") from error
+
+
+def write(studies: Path, out: Path, before: Path | None = None) -> list[Entry]:
+    """Write the page, a JSON with all numbers next to it, and the studies' figures in `figures`.
+
+    `before`: the JSON of an earlier ledger, whose verdicts are shown in a column beside the new ones.
+    """
     made = made_studies(studies)
-    found = entries(made)
+    found = entries(made, None if before is None else read_before(before))
     places = [(each, _copied(each, out)) for each in made]
     figures = [(each, place) for each, place in places if (out.parent / place).is_file()]
     numbers = out.with_suffix(".json")
@@ -140,9 +183,10 @@ def _claim(entry: Entry) -> dict[str, Any]:
 
 
 def _scale(judged: Judged) -> dict[str, Any]:
-    effects = [asdict(effect) for effect in judged.effects]
+    effects = [{"seed": each.seed, "value": each.value, "error": each.error} for each in judged.effects]
     found = asdict(judged.verdict) | {"half_width": judged.verdict.half_width}
-    return {**found, "effects": effects, "settings": judged.made.settings, "command": judged.made.command}
+    known = {"before": judged.before, "exploratory": judged.made.exploratory, "learned": judged.learned}
+    return {**found, **known, "effects": effects, "settings": judged.made.settings, "command": judged.made.command}
 
 
 def counts(found: Sequence[Entry]) -> dict[str, dict[str, int]]:
@@ -168,23 +212,34 @@ come from networks and images that 2 CPU cores can train. What is shown here is 
 still hold at theirs. A claim that the paper makes in several places is listed at the first of them.
 
 **The rule.** An effect is signed so that positive means "as the paper says". A run is compared with its counterpart of
-the same seed on the same test images: one effect per seed. The estimate is the mean over seeds. Its variance is the
-variance over seeds divided by their number, plus the mean squared standard error over the test images. That error comes
-from a bootstrap with both runs on the same resampled images. All seeds share the images, so more seeds do not reduce
-it. The 95% interval is Student's t with the degrees of freedom of Welch and Satterthwaite: one less than the number of
-seeds where the images add nothing, more where they do.
+the same seed on the same test images: one effect per seed. The estimate is the mean over seeds. Seeds and test images
+are crossed random effects. The variance of the estimate is the variance over seeds divided by their number, plus the
+covariance of two seeds over the test images. The latter comes from a bootstrap in which all runs see the same resampled
+images. All seeds share the images, so more seeds do not reduce it. The 95% interval is Student's t with the degrees of
+freedom of Welch and Satterthwaite: one less than the number of seeds where the images add nothing, more where they do.
 
 - **shown**: the interval lies above 0. **opposite**: it lies below.
 - **not shown**: it contains 0, but not the paper's effect: one of that size would have been detected.
+- **no room**: it would be *not shown* or *cannot tell*, but an effect of the paper's size could not have been observed.
 - **cannot tell**: it contains both, or there are fewer than two seeds.
 - A claim that two things are *the same* is marked **=**. Shown: the interval lies within the margin; opposite: wholly
   outside; else cannot tell.
 
-*Smallest effect* is the half width of the interval: a smaller effect could not have been distinguished from none. Where
-the paper prints no number, the smallest effect that would matter was chosen beforehand (the study's module gives the
-reason). One seed shows what a figure looks like, and how far the choice of test images alone could move a number. It
-cannot show what another seed would give, so it has no verdict. If there is no effect, a directional claim is "shown" by
-chance one time in forty and "opposite" one time in forty; claims that share runs err together.
+*Observable* are effects from the half width of the interval, below which none could have been distinguished from 0, to
+the room. The room is the distance from the reference (BYOL, for example) to the end of the scale: 1 for accuracy, or
+the unpruned encoder for pruning. For ECE and reliability it ends at what sampling alone gives with that number of test
+images: the value for labels drawn from the reference's own probabilities. Rows from before 2026-11-18 do not hold that
+value, so their room is an upper bound.
+
+Every claim has a precondition: the encoder has learned. Its probe must beat that of raw pixels and that of the
+untrained encoder, by the same interval; else the verdict says so. Other caveats are marked ¹ and given at the end, by
+study. *Before* is the verdict of an earlier ledger, of runs whose sigma had not settled. Scales on digits are
+exploratory: 355 test images of 8 x 8 pixels.
+
+Where the paper prints no number, the smallest effect that would matter was chosen beforehand (the study's module gives
+the reason). One seed shows what a figure looks like, and how far the choice of test images alone could move a number.
+It cannot show what another seed would give, so it has no verdict. If there is no effect, a directional claim is
+"shown" by chance one time in forty and "opposite" one time in forty; claims that share runs err together.
 """
 
 
@@ -201,7 +256,8 @@ def page(
             reasons = [f"- No verdict: {each.says} ({each.where}). {each.reason}" for each in others]
             parts.append("\n".join([f"## {title}\n", *_table(mine), *reasons]) + "\n")
     lines = [f"- {made.study}, {made.scale} ({made.settings['data']}): [{path}]({path})" for made, path in figures]
-    return "\n".join([*parts, "## Figures\n", *(lines or ["None yet."]), ""])
+    notes = ["## Commands and caveats\n", *(_notes(found) or ["None yet."]), ""]
+    return "\n".join([*parts, *notes, "## Figures\n", *(lines or ["None yet."]), ""])
 
 
 def _section(where: str) -> str | None:
@@ -214,14 +270,45 @@ def _summary(found: Sequence[Entry], not_judged: Sequence[NotJudged]) -> str:
     lines = [[scale, *map(str, words.values())] for scale, words in counts(found).items()]
     text = f"{len(found)} claims have a rule; {len(not_judged)} more have none, and give the reason.\n"
     table = _markdown([head, *lines]) if lines else ["No study has been run yet."]
-    return "\n".join(["## Summary\n", text, *table, ""])
+    return "\n".join(["## Summary\n", text, *table, "", *_preconditions(found)])
+
+
+def _preconditions(found: Sequence[Entry]) -> list[str]:
+    """For each scale, in how many studies the encoders are shown to have learned."""
+    made = {(j.made.scale, j.made.study): j for entry in found for j in entry.judged}
+    lines = []
+    for scale in sorted({scale for scale, _ in made}):
+        here = [judged for (name, _), judged in made.items() if name == scale]
+        known = [judged for judged in here if judged.made.learned]
+        fit = sum(not judged.learned for judged in known)
+        text = f"the encoders are shown to have learned in {fit} of {len(known)} studies" if known else NOT_MEASURED
+        lines.append(f"- {here[0].made.place}: {text}.")
+    return [*lines, ""] if lines else []
 
 
 def _table(found: Sequence[Entry]) -> list[str]:
     if not found:
         return []
-    head = ["claim", "paper", "ours [95% interval]", "smallest effect", "verdict", "command"]
-    return [*_markdown([head, *(line for entry in found for line in _lines(entry))]), ""]
+    head = ["claim", "paper", "ours [95% interval]", "observable", "verdict", "before"]
+    table = _markdown([head, *(line for entry in found for line in _lines(entry))])
+    return [*table, ""]
+
+
+def _notes(found: Sequence[Entry]) -> list[str]:
+    """The command of each study and scale, and what must be known to read its verdicts."""
+    known: dict[tuple[str, str], tuple[str, dict[str, None]]] = {}
+    for entry in found:
+        for judged in entry.judged:
+            _, caveats = known.setdefault((entry.study, judged.made.place), (judged.made.command, {}))
+            caveats |= dict.fromkeys([*judged.learned, *judged.verdict.caveats])
+    return [
+        f"- {study} ({place}): `{command}`{'. ' if caveats else ''}{_sentences(caveats)}"
+        for (study, place), (command, caveats) in known.items()
+    ]
+
+
+def _sentences(caveats: Iterable[str]) -> str:
+    return " ".join(f"{text[:1].upper()}{text[1:]}." for text in caveats)
 
 
 def _lines(entry: Entry) -> list[list[str]]:
@@ -229,17 +316,40 @@ def _lines(entry: Entry) -> list[list[str]]:
     claim = entry.claim
     first = [f"{claim.says.rstrip('.')} ({claim.where}){' **=**' if claim.equal else ''}", _paper(claim)]
     if not entry.judged:
-        return [[*first, "", "", NOT_RUN, f"`byov study {entry.study} --seeds 3`"]]
+        return [[*first, f"`byov study {entry.study} --seeds 3`", "", NOT_RUN, ""]]
     return [
         [
             *(first if i == 0 else ["", ""]),
             _ours(judged),
-            "" if judged.verdict.half_width is None else f"{judged.verdict.half_width:.2g}",
-            judged.verdict.word,
-            f"`{judged.made.command}`",
+            _observable(judged.verdict),
+            _word(judged),
+            judged.before or "",
         ]
         for i, judged in enumerate(entry.judged)
     ]
+
+
+def _observable(verdict: Verdict) -> str:
+    """From the smallest effect that could have been distinguished from 0 to the largest that was possible."""
+    smallest, room = verdict.half_width, verdict.room
+    parts = [
+        "" if smallest is None else f"from {smallest:.2g}",
+        "" if room is None or math.isinf(room) else f"to {room:.2g}",
+    ]
+    return " ".join(part for part in parts if part)
+
+
+MARK = "¹"
+NOT_LEARNED = "; the encoder is not shown to have learned"
+
+
+def _word(judged: Judged) -> str:
+    """The verdict, and whether its precondition is known not to hold; marked if something else must be known."""
+    if not judged.verdict.seeds:
+        return judged.verdict.word
+    failed = NOT_LEARNED if judged.made.learned and judged.learned else ""
+    more = judged.verdict.caveats or not judged.made.learned
+    return f"{judged.verdict.word}{failed}{MARK if more else ''}"
 
 
 def _paper(claim: Claim) -> str:
@@ -248,8 +358,7 @@ def _paper(claim: Claim) -> str:
 
 
 def _ours(judged: Judged) -> str:
-    made, verdict = judged.made, judged.verdict
-    place = f"{made.scale}, {made.settings['data']}"
+    verdict, place = judged.verdict, judged.made.place
     if verdict.estimate is None:
         return f"nothing measured ({place})"
     if verdict.low is None or verdict.high is None:

@@ -27,6 +27,7 @@ from byov.studies.framework.compare import (
     compare,
     configs_of,
     effects,
+    room,
     spike_ratios,
     with_spikes,
 )
@@ -106,6 +107,7 @@ CLAIMS = [
         unit="points of top-1",
         size=POINT,
         effects=lambda rows: effects(rows, "weight decay", "top1", sign=-1),
+        room=lambda rows: room(rows, "weight decay", "top1", sign=-1),
     ),
     Claim(
         where="C; G, Table 1",
@@ -114,6 +116,7 @@ CLAIMS = [
         unit="points of top-1",
         size=POINT,
         effects=lambda rows: effects(rows, "constant beta", "top1", sign=-1),
+        room=lambda rows: room(rows, "constant beta", "top1", sign=-1),
     ),
     Claim(
         where="C",
@@ -130,6 +133,7 @@ CLAIMS = [
         unit="points of top-1",
         size=POINT,
         effects=lambda rows: effects(rows, "softplus", "top1", sign=-1),
+        room=lambda rows: room(rows, "softplus", "top1", sign=-1),
     ),
     Claim(
         where="B",

@@ -1,7 +1,8 @@
 """Figure 4, left: pruning by signal-to-noise ratio against pruning by magnitude, without retraining.
 
 All scores are compared at the same sparsities and on the same test images, through the probe of the unpruned encoder.
-"byol" is the deterministic baseline, which can be pruned by magnitude only.
+"byol" is the deterministic baseline, which can be pruned by magnitude only. Scores rank weights by their means, so each
+row also has the correlation of these with where they started.
 """
 
 from __future__ import annotations
@@ -17,12 +18,22 @@ from torch import Tensor
 from byov.config import Config
 from byov.evaluation.labelled import Subject, subject_of
 from byov.inference.load import Run
+from byov.metrics.resampling import RESAMPLES
 from byov.pruning.criteria import By, Pruning, choose_masks
 from byov.pruning.prune import pruned_subject, top1_and_ece
 from byov.report.plots.seed_plots import LOOKS, draw_band
-from byov.studies.framework.claims import NO_NUMBER, Claim, Effect, Rows, best_of_other_seeds, differences, select
+from byov.studies.framework.claims import (
+    NO_NUMBER,
+    Claim,
+    Effect,
+    Effects,
+    Rows,
+    best_of_other_seeds,
+    differences,
+    select,
+)
 from byov.studies.framework.lab import Lab
-from byov.studies.measurements.pruned import top1_difference
+from byov.studies.measurements.pruned import room_above, start_caveats, start_of, top1_difference
 
 TITLE = "Figure 4, left: pruning by SNR and by magnitude, layer by layer, without retraining"
 SPARSITIES = (0.0, 0.25, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)  # four have a counterpart that is .25 higher
@@ -45,7 +56,8 @@ def runs(lab: Lab) -> list[Config]:
 
 def results(lab: Lab) -> Rows:
     """A row for each seed, arm and sparsity; differences are SNR's accuracy minus the arm's."""
-    measure, settings = partial(compare_pruning, sparsities=SPARSITIES), {"sparsities": SPARSITIES}
+    measure = partial(compare_pruning, sparsities=SPARSITIES)
+    settings = {"sparsities": SPARSITIES, "resamples": RESAMPLES}
     return [
         row
         for config in lab.configs("byov")
@@ -74,17 +86,19 @@ def compare_pruning(run: Run, baseline: Run, sparsities: Sequence[float]) -> Row
 
     `top1.difference`: SNR's accuracy at this sparsity minus this arm's; `sparser.difference`: SNR's at a sparsity that
     is .25 higher minus this arm's (None where that is not measured). `.error`: standard error over images.
+    `start_correlation`: of the arm's weights with their start.
     """
     subject = subject_of(run)
     labels = subject.data.test_labels
     arms: dict[str, Curve] = {by: pruning_curve(subject, by, sparsities, by in REFITTED) for by in SCORES}
     arms["byol"] = pruning_curve(subject_of(baseline), "magnitude", sparsities, "byol" in REFITTED)
-    rows = []
+    starts, rows = {arm: start_of(baseline if arm == "byol" else run) for arm in ("byol", "snr")}, []
     for arm, curve in arms.items():
         for sparsity, pruned in curve.items():
             row = {"arm": arm, "sparsity": sparsity, **top1_and_ece(pruned.kept, labels)}
             none = {"refitted.top1": None, "refitted.ece": None}
             row |= none if pruned.refitted is None else top1_and_ece(pruned.refitted, labels, "refitted.")
+            row |= starts["byol" if arm == "byol" else "snr"]
             sparser = arms["snr"].get(round(sparsity + SPARSER, 6))
             row |= top1_difference("top1", arms["snr"][sparsity].kept, pruned.kept, labels)
             row |= top1_difference("sparser", sparser and sparser.kept, pruned.kept, labels)
@@ -121,9 +135,20 @@ def largest(rows: Rows, which: str = "top1") -> list[Effect]:
     return best_of_other_seeds(differences(pruned, which, sparsity=sparsity) for sparsity in sparsities)
 
 
+def _room(arm: str, which: str = "top1", sparsity: float | None = None) -> Effects:
+    """Make the rule for the room above an arm at a sparsity, or where it is largest: SNR pruning is no gain itself."""
+
+    def rule(rows: Rows) -> list[Effect]:
+        known = select([row for row in rows if row[f"{which}.difference"] is not None], arm=arm)
+        pruned = [row for row in known if (row["sparsity"] > 0 if sparsity is None else row["sparsity"] == sparsity)]
+        return room_above(pruned, select(rows, arm="snr", sparsity=0.0))
+
+    return rule
+
+
 CLAIMS = [
-    Claim(where, says, paper, "points of top-1", size, effects)
-    for where, says, paper, size, effects in (
+    Claim(where, says, paper, "points of top-1", size, effects, room=room, caveats=start_caveats)
+    for where, says, paper, size, effects, room in (
         (
             "1.1, 4.4, Figure 4",
             "Pruning by SNR is up to 12 points more accurate than by magnitude (at the sparsity where the other seeds "
@@ -131,6 +156,7 @@ CLAIMS = [
             "up to 12",
             12.0,
             largest,
+            _room("magnitude"),
         ),
         (
             "1.1, 4.4, Figure 4",
@@ -139,6 +165,7 @@ CLAIMS = [
             "12 with 25% sparser",
             12.0,
             partial(largest, which="sparser"),
+            _room("magnitude", "sparser"),
         ),
         (
             "4.4, Figure 4",
@@ -146,6 +173,7 @@ CLAIMS = [
             NO_NUMBER,
             1.0,  # less would not justify storing variances; a fair baseline differs by about as much over seeds
             partial(_at_half, arm="magnitude"),
+            _room("magnitude", sparsity=HALF),
         ),
         (
             "4.4, Figure 4 (read as: against the deterministic model)",
@@ -153,6 +181,7 @@ CLAIMS = [
             NO_NUMBER,
             1.0,
             partial(_at_half, arm="byol"),
+            _room("byol", sparsity=HALF),
         ),
         (
             "4.4: SNR because performance may not depend on a weight's scale",
@@ -160,6 +189,7 @@ CLAIMS = [
             NO_NUMBER,
             1.0,
             partial(_at_half, arm="variance"),
+            _room("variance", sparsity=HALF),
         ),
     )
 ]
@@ -180,4 +210,5 @@ def draw(rows: Rows, scale: str) -> Figure:
         kept.set(title="probe of the unpruned encoder", xlabel="sparsity", ylabel="top-1 (%)")
         refitted.set(title="probe refitted", xlabel="sparsity", ylabel="top-1 (%)")
         figure.legend(loc="outside lower center", ncols=len(ARMS), frameon=False, fontsize=7)
+        figure.suptitle("; ".join(start_caveats(select(rows, arm="snr"))), fontsize=8)
         return figure

@@ -24,7 +24,7 @@ from byov.inference.load import Run
 from byov.inference.reference import ReferenceSet, at_draw
 from byov.metrics.over_draws import predictive_over_draws
 from byov.report.plots.seed_plots import LOOKS, draw_band
-from byov.studies.framework.claims import NO_NUMBER, Claim, Effect, Effects, Row, Rows, select
+from byov.studies.framework.claims import NO_NUMBER, Claim, Effect, Effects, Row, Rows, at_most, select
 from byov.studies.framework.lab import Lab
 
 TITLE = "Figure 5: mean and standard deviation of the predictive against the number of draws"
@@ -128,6 +128,7 @@ CLAIMS = [
         "points of probability, below 1",
         CHANCE,
         _by_seed(_left, mean),
+        room=at_most(CHANCE),
     ),
     Claim(
         WHERE,

@@ -28,9 +28,10 @@ from byov.inference.inputs import at_side, spread
 from byov.inference.load import Run
 from byov.inference.reference import ReferenceSet
 from byov.metrics import pearson, spearman
-from byov.metrics.resampling import standard_errors
-from byov.studies.framework.claims import NO_NUMBER, Claim, Rows, select, statistics
+from byov.metrics.resampling import RESAMPLES, replicates
+from byov.studies.framework.claims import NO_NUMBER, Claim, Rows, at_most, select, statistics
 from byov.studies.framework.lab import Lab
+from byov.studies.framework.replicates import errors_and_replicates
 
 TITLE = "Figure 7: variance after encoder, projector and predictor under growing Gaussian noise"
 DRAWS = 50  # the paper's
@@ -59,7 +60,7 @@ def _rows(lab: Lab, config: Config) -> Rows:
             "variances": {kind: {name: v.tolist() for name, v in levels.items()} for kind, levels in found.items()},
         }
 
-    settings = {"draws": DRAWS, "images": IMAGES, "strengths": STRENGTHS}
+    settings = {"draws": DRAWS, "images": IMAGES, "strengths": STRENGTHS, "resamples": RESAMPLES}
     found = lab.measured("fig7", config, measure, settings)
     summaries = [
         {"kind": "summary", "seed": config.seed, "variance": kind, **found["statistics"][kind]} for kind in KINDS
@@ -102,8 +103,8 @@ def noisy_variances(run: Run, draws: int, images: int) -> dict[str, dict[str, Te
     }
 
 
-def noise_statistics(variances: Variances, resamples: int = 500) -> dict[str, float]:
-    """Measure how the levels correlate and how noise changes them; `NAME.error` are standard errors over images.
+def noise_statistics(variances: Variances, resamples: int = RESAMPLES) -> dict[str, float | str]:
+    """Measure how the levels correlate and how noise changes them, with `NAME.error` and `NAME.replicates` over images.
 
     - `pearson`, `spearman`: over all points, the smallest over the pairs of levels; `A_B.` is that of a pair.
     - `clean_spearman`: the smallest over the images without noise, since noise alone could make all levels rise.
@@ -112,9 +113,8 @@ def noise_statistics(variances: Variances, resamples: int = 500) -> dict[str, fl
     """
     images = next(iter(variances.values())).shape[1]
     values = _statistics(variances, torch.ones(1, images, dtype=torch.float64))
-    errors = standard_errors(partial(_statistics, variances), images, resamples)
-    found = {name: float(value) for name, value in values.items()}
-    return found | {f"{name}.error": error for name, error in errors.items()}
+    found: dict[str, float | str] = {name: float(value) for name, value in values.items()}
+    return found | errors_and_replicates(replicates(partial(_statistics, variances), images, resamples))
 
 
 def _statistics(variances: Variances, counts: Tensor) -> dict[str, Tensor]:
@@ -150,7 +150,9 @@ CORRELATED, SEEN = 0.32, 10.0
 
 def _claim(kind: str, says: str, least: str, unit: str, size: float, name: str, scale: float) -> Claim:
     effects = partial(statistics, name=name, scale=scale, kind="summary", variance=kind)
-    return Claim("F, Figure 7", f"{says} (the smallest {least}; {KINDS[kind]}).", NO_NUMBER, unit, size, effects)
+    says = f"{says} (the smallest {least}; {KINDS[kind]})."
+    room = None if name == "growth" else at_most(scale, kind="summary", variance=kind)  # nothing bounds growth
+    return Claim("F, Figure 7", says, NO_NUMBER, unit, size, effects, room=room)
 
 
 def _claims(kind: str) -> list[Claim]:
