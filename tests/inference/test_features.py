@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from byov._core.errors import BadInput
 from byov.backbones import build_encoder
 from byov.backbones.vit import Size, ViT
 from byov.config import Model
@@ -154,3 +155,10 @@ def test_a_trunk_is_passed_once_for_all_draws(monkeypatch: pytest.MonkeyPatch) -
         with torch.no_grad(), posterior.sampled(torch.manual_seed(seed)):
             assert torch.equal(at_this_draw(posterior, before), IMAGES[:20].flatten(1))
     assert passed == [20]
+
+
+def test_features_that_are_not_finite_are_refused() -> None:
+    images = IMAGES.clone()
+    images[7, 0, 0, 0] = float("nan")
+    with pytest.raises(BadInput, match="features of 1 of 300 images are not finite"):
+        features_of(encoder(), images)

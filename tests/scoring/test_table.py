@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -206,16 +208,41 @@ def test_a_path_is_the_real_one_and_its_name_one_line(tmp_path: Path) -> None:
         assert skipped_path(out).read_text() == "broken\\n.png: empty file\n"
 
 
-def test_a_damaged_chunk_is_scored_again(stream: Stream, tmp_path: Path) -> None:
+DAMAGE: dict[str, Callable[[list[Path]], None]] = {
+    "shortened": lambda chunks: _put(chunks[0], chunks[0].read_bytes()[:100]),
+    "duplicated": lambda chunks: _put(chunks[0], chunks[1].read_bytes()),
+    "a flipped bit": lambda chunks: _put(chunks[0], _flipped(chunks[0].read_bytes())),
+}
+
+
+def _put(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def _flipped(content: bytes) -> bytes:
+    return content[:-9] + bytes([content[-9] ^ 64]) + content[-8:]
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_chunk_is_scored_again(stream: Stream, tmp_path: Path, damage: Any) -> None:
     out = tmp_path / "odd.parquet"
     with pytest.raises(KeyboardInterrupt):
         score_images(Brightness(stop_after=2), stream, out, SETTINGS, say=lambda text: None)
-    first = min(tmp_path.rglob("chunk-*"))
-    first.write_bytes(first.read_bytes()[:100])
+    damage(sorted(tmp_path.rglob("chunk-*")))
     again = Brightness()
     score_images(again, stream, out, SETTINGS, say=lambda text: None)
     assert again.seen == len([i for i in WHOLE if i < 64 or i >= 128])
     assert pq.read_table(out)["path"].to_pylist() == NAMES
+
+
+def test_rows_that_are_not_finite_are_not_written(stream: Stream, tmp_path: Path) -> None:
+    class Diverged(Brightness):
+        def scores(self, images: Tensor) -> Scores:
+            return super().scores(images)._replace(uncertainty=torch.full((len(images),), float("nan")))
+
+    with pytest.raises(BadInput, match="the uncertainty of some images is not finite"):
+        score_images(Diverged(), stream, tmp_path / "odd.parquet", SETTINGS, say=lambda text: None)
+    assert not (tmp_path / "odd.parquet").exists()
 
 
 def test_a_full_disk_is_one_sentence_and_it_resumes_later(stream: Stream, tmp_path: Path, files_up_to: Any) -> None:

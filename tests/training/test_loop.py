@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tiny
-from byov._core.errors import TrainingFailed
+from byov._core.errors import BadInput, TrainingFailed
 from byov.config import Monitor, Optim
 from byov.data.images import ImageSet
 from byov.runs import checkpoints
@@ -109,3 +109,59 @@ def test_subset_is_fixed_and_labels_stay_with_their_images() -> None:
     place = [(data.images == image).flatten(1).all(1).nonzero().item() for image in part.images]
     assert torch.equal(part.labels, data.labels[place]) and len(set(place)) == 10
     assert subset(data, 30) is data
+
+
+@pytest.mark.parametrize("steps", [None, 1])
+@pytest.mark.parametrize(
+    "rates", [{"lr": float("inf")}, {"log_variance_lr": 1e30}, {"lr": 1e38}], ids=["lr inf", "log-variances", "lr 1e38"]
+)
+def test_a_bad_update_is_found_although_the_loss_before_it_was_finite(tmp_path, rates, steps) -> None:
+    optim = Optim(**{"epochs": 1, "batch_size": 24, "log_variance_lr": 0.02, "warmup": 0.0, **rates})
+    monitor = Monitor(log_every=100, tensorboard=False, checkpoint_steps=steps)
+    trainer = tiny.trainer(tmp_path, tiny.config(optim=optim, monitor=monitor))
+    trainer.save()
+    good = (tmp_path / "checkpoints" / "last.safetensors").read_bytes()
+    with pytest.raises(TrainingFailed, match=r"step 1: after the update.*last good state.*Lower optim\.lr"):
+        trainer.run()
+    assert (tmp_path / "checkpoints" / "last.safetensors").read_bytes() == good
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_a_bad_update_is_found_at_the_next_log_step(tmp_path) -> None:
+    monitor = Monitor(log_every=2, tensorboard=False, checkpoint_seconds=1e9)
+    trainer = tiny.trainer(tmp_path, tiny.config(monitor=monitor))
+    buffer = next(b for name, b in trainer.learner.teacher.named_buffers() if name.endswith("running_mean"))
+    trainer.on_step = lambda step, row: buffer.fill_(float("inf")) if step == 1 else None
+    with pytest.raises(TrainingFailed, match=r"step 2: after the update, teacher\..*running_mean"):
+        trainer.run()
+
+
+def test_a_weight_without_noise_is_found_unless_it_is_pruned(tmp_path) -> None:
+    trainer = tiny.trainer(tmp_path, tiny.config())
+    segment = trainer.learner.posterior.segments.table[0]
+    with torch.no_grad():
+        trainer.learner.posterior.log_variances[segment.offset] = -1e30
+    with pytest.raises(TrainingFailed, match="sigmas are 0"):
+        trainer.save()
+    mask = torch.ones(segment.shape, dtype=torch.bool)
+    mask.view(-1)[0] = False
+    trainer.learner.masks = {segment.name: mask}
+    trainer.save()
+
+
+@pytest.mark.parametrize("damage", ["int8", "no state", "shape"])
+def test_a_checkpoint_that_does_not_fit_is_not_resumed(tmp_path, damage: str) -> None:
+    trainer = tiny.trainer(tmp_path, tiny.config())
+    trainer.run()
+    path = tmp_path / "checkpoints" / "last.safetensors"
+    tensors, state = checkpoints.load(path)
+    moment = next(name for name in tensors if name.endswith("exp_avg"))
+    if damage == "int8":
+        tensors |= {name: tensors[name].to(torch.int8) for name in tensors if ".mean." in name}
+    elif damage == "shape":
+        tensors[moment] = tensors[moment][:-1]
+    else:
+        tensors = {name: value for name, value in tensors.items() if not name.startswith("optimizer.")}
+    checkpoints.save(path, tensors, state)
+    with pytest.raises(BadInput, match={"int8": "int8", "shape": "does not fit", "no state": "lacks the"}[damage]):
+        tiny.trainer(tmp_path, tiny.config()).restore()

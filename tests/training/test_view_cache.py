@@ -177,6 +177,8 @@ def test_half_a_cache_is_made_again(tmp_path: Path) -> None:
     file = RunFolder(tmp_path).view_cache / view_cache.FILE
     file.write_bytes(file.read_bytes()[:-2])
     assert torch.equal(everything(made(tmp_path, of)), whole)
+    file.write_bytes(file.read_bytes()[:-2] + b"\x3c\x3c")  # other numbers
+    assert torch.equal(everything(made(tmp_path, of)), whole)
     (file.parent / view_cache.ABOUT).unlink()
     file.write_bytes(b"\0" * file.stat().st_size)
     assert torch.equal(everything(made(tmp_path, of)), whole)

@@ -1,6 +1,7 @@
 """The cache for work that can be stopped and resumed: one safetensors file per entry, with a JSON header.
 
-Files are written atomically. A missing or damaged file counts as no entry, so the work is simply done again.
+Files are written atomically and carry a digest of their content and name. A file that is missing, damaged, or a copy
+under another name counts as no entry, so the work is simply done again.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from byov._core.files import write_atomically
 
-HEADER = "header"
+HEADER = "header"  # in a file's metadata: the digest, and the header as JSON; one key, since their order is not fixed
+DIGITS = 64
 
 
 class Entry(NamedTuple):
@@ -32,7 +35,8 @@ class Entry(NamedTuple):
 def write_entry(path: Path, entry: Entry) -> None:
     """Write an entry to a file, atomically."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in entry.tensors.items()}
-    metadata = {HEADER: json.dumps(entry.header, allow_nan=False)}
+    header = json.dumps(entry.header, allow_nan=False)
+    metadata = {HEADER: digest_of(tensors, path.name, header) + header}
     write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=metadata))
 
 
@@ -40,8 +44,10 @@ def read_entry(path: Path) -> Entry | None:
     """Read what `write_entry` wrote; None if the file is missing or damaged."""
     try:
         with safe_open(path, framework="pt") as file:
-            header = json.loads(file.metadata()[HEADER])
-            return Entry({name: file.get_tensor(name) for name in file.keys()}, header)  # noqa: SIM118
+            text = file.metadata()[HEADER]
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        intact = text[:DIGITS] == digest_of(tensors, path.name, text[DIGITS:])
+        return Entry(tensors, json.loads(text[DIGITS:])) if intact else None
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         return None
 
@@ -94,8 +100,13 @@ class Cache:
 
 def digest(*tensors: Tensor) -> str:
     """Return 16 hex digits that identify the values, shapes and types of some tensors."""
-    sha = hashlib.sha256()
-    for tensor in tensors:
-        sha.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        sha.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return sha.hexdigest()[:16]
+    return digest_of({str(place): tensor for place, tensor in enumerate(tensors)})[:16]
+
+
+def digest_of(tensors: Mapping[str, Tensor], *texts: str) -> str:
+    """Return the SHA-256 of some texts and named tensors: names, values, shapes and types."""
+    sha = hashlib.sha256(json.dumps(texts).encode())
+    for name, tensor in sorted(tensors.items()):
+        sha.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return sha.hexdigest()

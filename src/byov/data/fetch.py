@@ -203,7 +203,7 @@ def read(name: str, split: Split) -> ImageSet:
     """Read a split from the file that `get` wrote, or else from the public files in the data folder."""
     published = PUBLISHED[name]
     if stored(name).is_file():
-        return _read_stored(published, split)
+        return _verified(published, split)
     place = _place(published)
     if place is None:
         raise _missing(name)
@@ -262,9 +262,20 @@ def _read_stored(published: Published, split: Split) -> ImageSet:
         raise BadInput(f"{path} is damaged; run `byov data get {published.name}` to replace it.") from error
 
 
+def _verified(published: Published, split: Split) -> ImageSet:
+    """Read a stored split; other images than the published ones are a BadInput."""
+    image_set = _read_stored(published, split)
+    if digest(image_set) != published.digests[split]:
+        raise BadInput(
+            f"{stored(published.name)} does not hold the published {split} images (another SHA-256): "
+            f"run `byov data get {published.name}` to replace it."
+        )
+    return image_set
+
+
 def _is_intact(published: Published) -> bool:
     try:
-        return all(digest(_read_stored(published, split)) == published.digests[split] for split in SPLITS)
+        return all(_verified(published, split) for split in SPLITS)
     except BadInput:
         return False
 

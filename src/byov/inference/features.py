@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from byov._core.errors import BadInput
 from byov._core.threads import in_order
 from byov.backbones import Encoder
 from byov.backbones.folded_copy import inference_copy
@@ -34,7 +35,14 @@ def features_of(
     size: int | None = None,
 ) -> Tensor:
     """Compute features (N, width), float32, on the CPU, of uint8 or [0, 1] images (N, C, H, W), resized to `size`."""
-    return torch.cat([part.float().cpu() for part in outputs_of(encoder, images, batch_size, advance, size)])
+    features = torch.cat([part.float().cpu() for part in outputs_of(encoder, images, batch_size, advance, size)])
+    bad = int((~features.isfinite().all(1)).sum())
+    if bad:
+        raise BadInput(
+            f"the features of {bad:,} of {len(images):,} images are not finite: the encoder has diverged, or the "
+            "images have values that are not finite; check both."
+        )
+    return features
 
 
 def before_draws(encoder: nn.Module, images: Tensor, size: int, batch_size: int = BATCH) -> Tensor:

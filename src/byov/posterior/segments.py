@@ -190,7 +190,7 @@ class Flattened(nn.Module):
 
     @torch.no_grad()
     def load_tensors(self, state: Mapping[str, Tensor], where: str = "the saved state") -> None:
-        """Load saved tensors; names and shapes are checked first, so nothing is half-loaded."""
+        """Load saved tensors; names, shapes and types are checked first, so nothing is half-loaded."""
         own = self.tensors()
         for name in [*own, *state]:
             if name not in state or name not in own:
@@ -202,6 +202,11 @@ class Flattened(nn.Module):
                 raise BadInput(
                     f"{where} has shape {tuple(state[name].shape)} for {name!r}, but this model has "
                     f"{tuple(own[name].shape)}: it belongs to another model."
+                )
+            if own[name].dtype != state[name].dtype:
+                raise BadInput(
+                    f"{where} has {state[name].dtype} for {name!r}, but this model has {own[name].dtype}: it belongs "
+                    "to another model, or was converted."
                 )
         for name, value in own.items():  # views into the flat tensors, and the module's tensors: filled in place
             value.copy_(state[name])

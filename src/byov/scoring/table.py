@@ -35,6 +35,7 @@ from byov.data.image_files import printable
 from byov.data.stream import Chunk, Stream
 from byov.inference.inputs import in_channels
 from byov.inference.load import Run
+from byov.runs.checkpoints import first_not_finite
 from byov.scoring.scorer import Scorer, Scores
 
 CHUNK_IMAGES = 2048  # weights are drawn again for each chunk: with many images that costs nothing
@@ -209,6 +210,8 @@ class Partial:
             scores = scorer.scores(chunk.images)
             found = {name: getattr(scores, name) for name in (*COLUMNS, "embedding")}
             tensors |= {name: values.detach().cpu().float() for name, values in found.items() if values is not None}
+            if (bad := first_not_finite(tensors)) is not None:
+                raise BadInput(f"the {bad} of some images is not finite: the run has diverged; score with another run.")
         header = {"paths": [stream.names[position] for position in chunk.positions], "skipped": chunk.skipped}
         self._cache.write(_chunk_name(start), Entry(tensors, header))
 

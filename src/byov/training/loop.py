@@ -39,6 +39,7 @@ from byov.training.monitors import (
     feature_std,
     first_bad_parameter,
     layer_statistics,
+    lost_noise,
     peak_memory_mib,
 )
 from byov.training.optimizers.build import build_optimizer, load_optimizer_tensors, optimizer_tensors
@@ -166,6 +167,8 @@ class Trainer:
                 while self.step < self.total:
                     begun = time.monotonic()
                     report = self._advance()
+                    if self._logs():
+                        self._check_weights()
                     row = {} if log is None else self._log(log, report)
                     self.on_step(self.step, row)
                     self.seconds += time.monotonic() - begun
@@ -183,9 +186,9 @@ class Trainer:
 
     def _log(self, log: TrainingLog, report: StepReport) -> dict[str, Any]:
         """Write what is due after a step: a row of metrics, and the layers at the end of an epoch. Return the row."""
-        epoch_ends = self.step % self.steps_per_epoch == 0
-        if not epoch_ends and self.step % self.config.monitor.log_every:
+        if not self._logs():
             return {}
+        epoch_ends = self.step % self.steps_per_epoch == 0
         step, at = self._logged_at
         rate = (self.step - step) * self.config.optim.batch_size / (time.monotonic() - at)
         row: dict[str, Any] = {"step": self.step, "epoch": self.step / self.steps_per_epoch, "images_per_second": rate}
@@ -196,6 +199,19 @@ class Trainer:
         log.metrics(row)
         self._logged_at = self.step, time.monotonic()
         return row
+
+    def _logs(self) -> bool:
+        """Whether this step is logged: each `log_every`-th, the last of an epoch, and the last of all."""
+        step = self.step
+        return step % self.config.monitor.log_every == 0 or step % self.steps_per_epoch == 0 or step == self.total
+
+    def _check_weights(self) -> None:
+        """Raise TrainingFailed if an update left weights that cannot be used, which its loss could not show yet."""
+        bad = checkpoints.first_not_finite(self.weights())
+        if bad is None and lost_noise(self.learner.posterior, self.learner.masks):
+            bad = "student.log_variance (some sigmas are 0)"
+        if bad is not None:
+            raise TrainingFailed(f"step {self.step}: after the update, {bad} is not finite; {self._advice()}")
 
     def _advance(self) -> StepReport:
         batches = self.batches(self.step)
@@ -255,13 +271,14 @@ class Trainer:
                 with self.autocast() if self.autocast is not None else nullcontext():
                     losses.append(float(self.learner.loss(batch, key).nll))
         layer = watch.name or first_bad_parameter(self.learner.posterior) or "the loss itself"
-        last = RunFolder(self.folder).checkpoint
-        kept = f"the last good state is saved in {last}" if last.exists() else "no checkpoint had been written yet"
         return (
             f"step {self.step}: the loss without the KL is {sum(losses) / len(losses):g} and the first value that is "
-            f"not finite is in {layer}; "
-            f"{kept}. Lower optim.lr or optim.log_variance_lr, or set optim.clip."
+            f"not finite is in {layer}; {self._advice()}"
         )
+
+    def _advice(self) -> str:
+        kept = checkpoints.kept(RunFolder(self.folder).checkpoint)
+        return f"{kept}. Lower optim.lr or optim.log_variance_lr, or set optim.clip."
 
     # ----------------------------------------------------------------------------------------------- saving, resuming
 
@@ -271,19 +288,24 @@ class Trainer:
             return self.step % every == 0
         return time.monotonic() - self._saved_at > self.config.monitor.checkpoint_seconds
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return every tensor of the run's state."""
+    def weights(self) -> dict[str, Tensor]:
+        """Return the tensors of student, teacher and prior by name."""
         learner = self.learner
         state = {f"student.{k}": v for k, v in learner.posterior.tensors().items()}
         if learner.teacher is not None:
             state |= {f"teacher.{k}": v for k, v in learner.teacher.tensors().items()}
         if self.config.posterior.prior == "pretrained" and learner.prior is not None:
             state["prior.mean"] = learner.prior.mean  # type: ignore[attr-defined]
-        state |= {f"mask.{k}": v for k, v in learner.masks.items()}
+        return state
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return every tensor of the run's state."""
+        state = self.weights() | {f"mask.{k}": v for k, v in self.learner.masks.items()}
         return state | {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()}
 
     def save(self) -> None:
         """Write the checkpoint."""
+        self._check_weights()
         sharded = isinstance(self.optimizer, ShardedAdamW)
         tensors = self.tensors() if self.processes.main or sharded else {}  # shards are gathered from all processes
         if self.processes.main:
@@ -312,8 +334,11 @@ class Trainer:
             self.learner.teacher.load_tensors(without_prefix(tensors, "teacher."), str(path))
         if "prior.mean" in tensors:
             self.learner.prior.mean.copy_(tensors["prior.mean"])  # type: ignore[union-attr]
-        hold_pruned(self.learner, without_prefix(tensors, "mask."))
-        load_optimizer_tensors(self.optimizer, without_prefix(tensors, "optimizer."))
+        masks, moments = without_prefix(tensors, "mask."), without_prefix(tensors, "optimizer.")
+        hold_pruned(self.learner, masks)
+        if state["step"] and not (moments or masks or self.config.method == "posthoc"):  # pruning drops it
+            raise BadInput(f"{path} lacks the optimizer's state: it was not written by `byov train`; restore a copy.")
+        load_optimizer_tensors(self.optimizer, moments, str(path))
         self.step, self.seconds = state["step"], state["seconds"]
 
     def finish(self, seconds: float) -> dict[str, Any]:

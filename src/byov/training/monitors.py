@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,13 @@ def first_bad_parameter(posterior: Posterior) -> str | None:
         if not all(t.isfinite().all() for t in (parameter, parameter.grad) if t is not None):
             return name
     return None
+
+
+@torch.no_grad()
+def lost_noise(posterior: Posterior, masks: Mapping[str, Tensor]) -> bool:
+    """Return whether a sigma is exactly 0 although its weight is not pruned."""
+    pruned = sum((~masks[segment.name]).sum() for segment in posterior.segments if segment.name in masks)
+    return bool((posterior.sigma == 0).sum() > pruned)
 
 
 class FirstBadOutput:

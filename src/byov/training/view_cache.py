@@ -5,7 +5,8 @@ the encoder's cost. So `views.cached` views per image, half for each of BYOL's t
 reads a pair of activations per image; which pair depends only on the epoch.
 
 The activations are a float16 file in `RUN/cache/`, mapped into memory. A JSON file next to it describes what they
-depend on. It is written last, so that an incomplete cache is ignored. It is removed when the run finishes.
+depend on, and a digest of the file, which is checked when a run resumes. It is written last, so that an incomplete
+cache is ignored; a damaged one is made again. The cache is removed when the run finishes.
 """
 
 from __future__ import annotations
@@ -135,10 +136,15 @@ def make(
     """Make a run's cache if it has none; `pixels` returns training images. Another cache in its place is a BadInput."""
     folder = RunFolder(run).view_cache
     if (about := _about(folder)) is not None:
-        if about != description:
+        if about.description != description:
             raise BadInput(f"{folder} holds views of other weights, images or settings: delete that folder.")
-        return
+        progress("checking the cached views", 0, 0)
+        with (folder / FILE).open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() == about.content:
+                return
+        remove_cache(run)
     _check_space(run, description.bytes)
+    content = hashlib.sha256()
 
     def write(path: Path) -> None:
         done, total = 0, math.prod(description.shape[:2])
@@ -146,17 +152,20 @@ def make(
         progress(what, done, total)
         with path.open("wb") as file:
             for part in _activations(config, encoder, pixels, description):
-                file.write(part.numpy().tobytes())
+                numbers = part.numpy().tobytes()
+                file.write(numbers)
+                content.update(numbers)
                 progress(what, done := done + len(part), total)
 
     write_atomically(folder / FILE, write)
-    write_json(folder / ABOUT, description._asdict())
+    write_json(folder / ABOUT, description._asdict() | {"content": content.hexdigest()})
 
 
 def open_cache(run: Path, description: Description) -> ViewCache:
     """Open the cache that `make` has made."""
     folder = RunFolder(run).view_cache
-    if _about(folder) != description:
+    about = _about(folder)
+    if about is None or about.description != description:
         raise BadInput(f"{folder} cannot be read here: all processes must share the disk of the run.")
     return ViewCache(folder / FILE, description)
 
@@ -166,12 +175,19 @@ def remove_cache(run: Path) -> None:
     shutil.rmtree(RunFolder(run).view_cache, ignore_errors=True)
 
 
-def _about(folder: Path) -> Description | None:
+class _About(NamedTuple):
+    description: Description
+    content: str
+    """SHA-256 of the file of views."""
+
+
+def _about(folder: Path) -> _About | None:
     """Return what a folder holds; None if it is not a complete cache."""
     try:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
         description = Description(about["digest"], tuple(about["shape"]), about["channels_last"])
-        return description if (folder / FILE).stat().st_size == description.bytes else None
+        whole = (folder / FILE).stat().st_size == description.bytes
+        return _About(description, about["content"]) if whole else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

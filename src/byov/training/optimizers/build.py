@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from byov import schedules
+from byov._core.errors import BadInput
 from byov.config import Optim
 from byov.posterior import Posterior
 from byov.posterior.segments import kind_of
@@ -120,13 +121,24 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     return {f"{index}.{key}": value for index, entry in state.items() for key, value in entry.items()}
 
 
-def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Load what `optimizer_tensors` returned."""
+def load_optimizer_tensors(
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], where: str = "the saved state"
+) -> None:
+    """Load what `optimizer_tensors` returned; state that does not fit the parameters is a BadInput."""
+    sharded = isinstance(optimizer, ShardedAdamW)
+    parameters: list[Tensor] = (
+        optimizer.whole  # type: ignore[attr-defined]
+        if sharded
+        else [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    )
     entries: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        index, key = name.split(".", 1)
-        entries.setdefault(int(index), {})[key] = tensor
-    if isinstance(optimizer, ShardedAdamW):
-        optimizer.load_whole_state(entries)
+        index, _, key = name.partition(".")
+        place = int(index) if index.isdecimal() else len(parameters)
+        if place >= len(parameters) or (tensor.ndim and tensor.shape != parameters[place].shape):
+            raise BadInput(f"{where} has optimizer state {name!r}, which does not fit: it belongs to another model.")
+        entries.setdefault(place, {})[key] = tensor
+    if sharded:
+        optimizer.load_whole_state(entries)  # type: ignore[attr-defined]
     else:
         optimizer.load_state_dict({**optimizer.state_dict(), "state": entries})
