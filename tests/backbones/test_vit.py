@@ -7,8 +7,9 @@ from torch import nn
 
 from byov._core.errors import BadInput
 from byov.backbones import Encoder, build_encoder, complete_model, with_backbone
-from byov.backbones.vit import SIZES, Size, ViT, sincos_positions
-from byov.config import Model
+from byov.backbones.vit import SIZES, ConvStem, Size, ViT, sincos_positions
+from byov.config import Model, WeightInit
+from byov.training.learners import Student
 
 TINY = Size(16, 2, 2)
 
@@ -52,11 +53,31 @@ def test_sincos_by_hand() -> None:
     assert torch.unique(positions, dim=0).shape[0] == 6
 
 
-def test_initial_weights_are_the_papers() -> None:
+@pytest.mark.parametrize(
+    ("weights", "stds"), [("trunc_normal", (0.02, 0.02)), ("lecun_normal", (128**-0.5, 512**-0.5))]
+)
+def test_initial_weights(weights: WeightInit, stds: tuple[float, float]) -> None:
     torch.manual_seed(0)
-    vit = ViT((8, 8), 2, 1, Size(128, 2, 4))
-    weight = vit.blocks[0].mlp[0].weight
-    assert float(weight.detach().std()) == pytest.approx(0.02, rel=0.02) and (vit.blocks[0].mlp[0].bias == 0).all()
+    mlp = ViT((8, 8), 2, 1, Size(128, 2, 4), weights=weights).blocks[0].mlp
+    assert [float(mlp[i].weight.detach().std()) for i in (0, 2)] == pytest.approx(stds, rel=0.02)
+    assert (mlp[0].bias == 0).all()
+
+
+@pytest.mark.parametrize("weights", ["trunc_normal", "lecun_normal"])
+def test_a_config_decides_the_initial_weights(weights: WeightInit) -> None:
+    model = Model(width=64, depth=1, patch=4, head_hidden=256, weight_init=weights)
+    student = Student(build_encoder(model, (1, 8, 8)), model)
+    wanted = 0.02 if weights == "trunc_normal" else 64**-0.5
+    for layer in (student.encoder.backbone.blocks[0].mlp[0], student.projector[0]):
+        assert float(layer.weight.detach().std()) == pytest.approx(wanted, rel=0.03)
+
+
+@pytest.mark.parametrize(("patch", "convolutions"), [(1, 2), (7, 2), (6, 2), (4, 3), (16, 5)])
+def test_a_conv_stem_has_a_convolution_before_the_tokens(patch: int, convolutions: int) -> None:
+    """An odd patch too: 28 pixels with patches of 7 had a plain projection."""
+    stem = ConvStem(1, 32, patch)
+    assert sum(isinstance(layer, nn.Conv2d) for layer in stem) == convolutions
+    assert stem(torch.zeros(1, 1, 4 * patch, 4 * patch)).shape == (1, 32, 4, 4)
 
 
 @pytest.mark.parametrize(

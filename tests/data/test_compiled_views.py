@@ -23,7 +23,7 @@ from byov.data.compiled_views import hash_uniforms, make_views
 from byov.data.transforms import Boxes
 from byov.data.views import NUMBERS, Parameters, draw_parameters, fill_by_loops, fill_by_tensors, view
 
-FULL = View(crop_area=(0.08, 1.0), flip=0.5, grey=0.2, blur=0.5, solarise=0.2)
+FULL = View(crop_area=(0.08, 1.0), flip=0.5, grey=0.2, blur=0.5, blur_sigma=(0.1, 2.0), solarise=0.2)
 
 
 def images_of(count: int, channels: int, height: int, width: int) -> Tensor:

@@ -19,8 +19,9 @@ from byov.data import views
 from byov.data.transforms import blur_kernel_size
 from byov.data.views import Parameters, draw_parameters, two_views, view
 
-FULL = View(crop_area=(0.08, 1.0), flip=0.5, blur=0.5, solarise=0.2)
-NOTHING = View(crop_area=(1.0, 1.0), crop_ratio=(1.0, 1.0), flip=0.0, jitter=0.0, grey=0.0, blur=0.0)
+SIGMA = (0.1, 2.0)
+FULL = View(crop_area=(0.08, 1.0), flip=0.5, blur=0.5, blur_sigma=SIGMA, solarise=0.2)
+NOTHING = View((1.0, 1.0), (1.0, 1.0), flip=0.0, jitter=0.0, grey=0.0, blur=0.0, blur_sigma=SIGMA)
 OPERATIONS = ("brightness", "contrast", "saturation", "hue")
 
 
@@ -156,6 +157,20 @@ def test_factors_fill_their_ranges(many: Parameters) -> None:
     assert ((uniform**2).mean(0) - 1 / 3).abs().max() < 4 * math.sqrt(4 / 45 / count)  # its square's: 1/5 - 1/9
     assert many.sigma.min() >= 0.1 and many.sigma.max() <= 2.0
     assert abs(many.sigma.mean().item() - 1.05) < 4 * 1.9 / math.sqrt(12 * 20_000)
+
+
+@pytest.mark.parametrize("size", [64, 224])
+def test_an_open_blur_is_the_same_share_of_any_image(size: int) -> None:
+    """BYOL's range is 0.1 to 2 pixels of 224."""
+    images, ids, still = images_of(3), torch.arange(3), dataclasses.replace(NOTHING, blur=1.0)
+    given_range = dataclasses.replace(still, blur_sigma=(0.1 * size / 224, 2 * size / 224))
+    open_range = dataclasses.replace(still, blur_sigma=None)
+    expected = view(images, ids, given_range, size, 0)
+    assert torch.equal(view(images, ids, open_range, size, 0), expected)
+    both = Views(first=open_range, second=still)
+    first, second = two_views(images, ids, both, size, 0, 0)
+    assert torch.equal(first, view(images, ids, given_range, size, 0, 0, 0))
+    assert torch.equal(second, view(images, ids, still, size, 0, 0, 1))
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -65,6 +66,15 @@ def test_flips_and_blur_hang_on_the_images() -> None:
     config = resolve(Config(), (3, 64, 64), 100, flips=True)
     assert config.views.first.flip == 0.5 and config.views.first.blur == 1.0 and config.views.second.blur == 0.1
     assert resolve(Config(), (3, 32, 32), 100, flips=True).views.first.blur == 0
+    assert config.views.first.blur_sigma == config.views.second.blur_sigma == (0.1 * 64 / 224, 2 * 64 / 224)
+    given = Config(views=Views(first=View(blur_sigma=(0.5, 1.0))))
+    assert resolve(given, (3, 64, 64), 100, flips=True).views.first.blur_sigma == (0.5, 1.0)
+
+
+def test_the_floor_of_the_moments_prior_does_not_follow_the_start() -> None:
+    for start in (-14.0, -10.0, -8.0):
+        config = resolve(Config(posterior=Posterior(init_log_variance=start)), GREY, 100, flips=True)
+        assert config.posterior.variance_floor == math.exp(-10)
 
 
 @pytest.mark.parametrize(

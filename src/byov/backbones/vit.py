@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from byov._core.errors import BadInput
 from byov.backbones.family import Stage, Staged, Uses, only, stem_of
-from byov.config import Model
+from byov.config import Model, WeightInit
 
 
 class Size(NamedTuple):
@@ -83,18 +84,18 @@ class Block(nn.Module):
 class ConvStem(nn.Sequential):
     """Halve the image until one token per patch is left (Xiao et al., 2021: "Early convolutions").
 
-    The last layer has the odd factor of the patch as its stride; for an odd patch, it is the plain stem. There is one
-    convolution per level: a second would double the stem's cost, from a third to two thirds of the four blocks of
-    vit-micro on a CPU.
+    The last layer has the odd factor of the patch as its stride. There is one convolution per level: a second would
+    double the stem's cost, from a third to two thirds of the four blocks of vit-micro on a CPU. An odd patch, with
+    nothing to halve, has one at full size.
     """
 
     def __init__(self, channels: int, width: int, patch: int) -> None:
         halvings = (patch & -patch).bit_length() - 1  # how often 2 divides the patch
         rest = patch >> halvings
         layers: list[nn.Module] = []
-        for i in range(halvings):
-            out = max(width >> (halvings - 1 - i), 16)
-            layers += [nn.Conv2d(channels, out, 3, stride=2, padding=1), nn.GroupNorm(1, out), nn.ReLU(inplace=True)]
+        levels = [(max(width >> (halvings - 1 - i), 16), 2) for i in range(halvings)]
+        for out, stride in levels or [(16, 1)]:
+            layers += [nn.Conv2d(channels, out, 3, stride, padding=1), nn.GroupNorm(1, out), nn.ReLU(inplace=True)]
             channels = out
         super().__init__(*layers, nn.Conv2d(channels, width, rest, stride=rest))
 
@@ -111,6 +112,7 @@ class ViT(Staged):
         stem: Literal["patch", "conv"] = "patch",
         positions: Literal["sincos", "learned"] = "sincos",
         pool: Literal["mean", "cls"] = "mean",
+        weights: WeightInit = "trunc_normal",
     ) -> None:
         super().__init__()
         width, depth, heads = size
@@ -133,8 +135,8 @@ class ViT(Staged):
         self.class_token = nn.Parameter(torch.zeros(width)) if pool == "cls" else None
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
-        self.apply(initialise)
-        _initialise_tokens(self.stem[-1] if isinstance(self.stem, ConvStem) else self.stem)
+        self.apply(partial(initialise, weights=weights))
+        _initialise_tokens(self.stem[-1] if isinstance(self.stem, ConvStem) else self.stem, weights)
         for bare in (self.positions, self.class_token):
             if isinstance(bare, nn.Parameter):
                 nn.init.trunc_normal_(bare, std=0.02)
@@ -154,20 +156,25 @@ class ViT(Staged):
         return [Stage("stem", "stem", tokens), *blocks, Stage("norm", "norm", pooled)]
 
 
-def _initialise_tokens(layer: nn.Module) -> None:
+def _initialise_tokens(layer: nn.Module, weights: WeightInit) -> None:
     """Give tokens of any patch the scale that std=0.02 gives the paper's patches of 16 x 16 x 3 pixels.
 
     Otherwise the positions dominate the tokens of a small patch: on digits (2 x 2 pixels), tokens would be 14 times
     smaller.
     """
     assert isinstance(layer, nn.Conv2d)
-    nn.init.trunc_normal_(layer.weight, std=0.02 * math.sqrt(16 * 16 * 3 / layer.weight[0].numel()))
+    if weights == "trunc_normal":
+        nn.init.trunc_normal_(layer.weight, std=0.02 * math.sqrt(16 * 16 * 3 / layer.weight[0].numel()))
 
 
-def initialise(module: nn.Module) -> None:
-    """Set the paper's initial means: weights trunc_normal(std=0.02), biases 0 (appendix C); for tokens, see above."""
+def initialise(module: nn.Module, weights: WeightInit = "trunc_normal") -> None:
+    """Set the initial means: biases 0, weights with the paper's std of 0.02 (appendix C), or 1 / sqrt(fan-in).
+
+    1 / sqrt(fan-in) keeps the scale of activations whatever the width; 0.02 is that of a width of 2,500.
+    """
     if isinstance(module, nn.Linear | nn.Conv2d):
-        nn.init.trunc_normal_(module.weight, std=0.02)
+        std = 0.02 if weights == "trunc_normal" else module.weight[0].numel() ** -0.5
+        nn.init.trunc_normal_(module.weight, std=std)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
 
@@ -220,5 +227,6 @@ def build(config: Model, image_shape: tuple[int, int, int]) -> tuple[nn.Module, 
     assert config.width and config.depth and config.heads and config.patch and config.positions and config.pool
     assert config.stem in ("patch", "conv"), "complete the config first"
     size = Size(config.width, config.depth, config.heads)
-    vit = ViT((height, width), config.patch, channels, size, config.stem, config.positions, config.pool)
+    shape = height, width
+    vit = ViT(shape, config.patch, channels, size, config.stem, config.positions, config.pool, config.weight_init)
     return vit, vit.features

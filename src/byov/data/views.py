@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from byov.config import View, Views
 from byov.data.transforms import NEUTRAL, Boxes, blur_, grey_, jitter_, resized_crop, solarise_
 
 TRIES = 10  # of a crop, before the fallback: torchvision's RandomResizedCrop
+BYOL_SIDE = 224  # pixels, of the views that BYOL's range of blurs is for
 NUMBERS = 2 * TRIES + 13  # uniform numbers per view
 ORDERS = torch.tensor(list(itertools.permutations(range(4))))
 PARTS = 4  # of a batch per thread: some images take longer than others
@@ -90,7 +92,8 @@ def two_views(images: Tensor, ids: Tensor, config: Views, size: int, seed: int, 
     _check(images, ids)
     keys = (seed, epoch, 0), (seed, epoch, 1)
     height, width = images.shape[2:]
-    parameters = draw_parameters(ids.to(images.device), (config.first, config.second), height, width, keys)
+    configs = with_blur_sigma(config.first, size), with_blur_sigma(config.second, size)
+    parameters = draw_parameters(ids.to(images.device), configs, height, width, keys)
     both = apply(images, parameters, size)
     return both[: len(images)], both[len(images) :]
 
@@ -99,7 +102,15 @@ def view(images: Tensor, ids: Tensor, config: View, size: int, *key: int) -> Ten
     """Make one random view of each image, determined by `ids` (B,) and the key, usually (seed, epoch, view)."""
     _check(images, ids)
     height, width = images.shape[2:]
-    return apply(images, draw_parameters(ids.to(images.device), (config,), height, width, (key,)), size)
+    configs = (with_blur_sigma(config, size),)
+    return apply(images, draw_parameters(ids.to(images.device), configs, height, width, (key,)), size)
+
+
+def with_blur_sigma(config: View, size: int) -> View:
+    """Fill in the range of the blur, if it is open: BYOL's, at the same share of the image as in theirs."""
+    if config.blur_sigma is not None:
+        return config
+    return replace(config, blur_sigma=(0.1 * size / BYOL_SIDE, 2.0 * size / BYOL_SIDE))
 
 
 def _check(images: Tensor, ids: Tensor) -> None:
@@ -153,6 +164,7 @@ def _settings(config: View, height: int, width: int) -> tuple[float, ...]:
         raise BadInput(
             "the views' flip and blur are not set; resolve the config first, or give each a probability from 0 to 1."
         )
+    assert config.blur_sigma is not None, "see with_blur_sigma"
     chances = config.flip, config.jitter, config.grey, config.blur, config.solarise
     strengths = config.brightness, config.contrast, config.saturation, config.hue
     areas = (bound * height * width for bound in config.crop_area)

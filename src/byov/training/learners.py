@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -34,18 +35,20 @@ def encoder_of(network: nn.Module) -> Encoder:
     return encoder
 
 
-def head(inputs: int, hidden: int, outputs: int, layers: int, norm: str) -> nn.Sequential:
+def head(inputs: int, outputs: int, layers: int, config: Model) -> nn.Sequential:
     """Build BYOL's head: (Linear, norm, ReLU) for each hidden layer, then a Linear without bias."""
     norms: dict[str, Callable[[int], nn.Module]] = {
         "batch": nn.BatchNorm1d,
         "layer": nn.LayerNorm,
         "none": lambda width: nn.Identity(),
     }
+    hidden = config.head_hidden
     parts: list[nn.Module] = []
     for _ in range(layers - 1):
-        parts += [nn.Linear(inputs, hidden), norms[norm](hidden), nn.ReLU(inplace=True)]
+        parts += [nn.Linear(inputs, hidden), norms[config.head_norm](hidden), nn.ReLU(inplace=True)]
         inputs = hidden
-    return nn.Sequential(*parts, nn.Linear(inputs, outputs, bias=False)).apply(vit.initialise)
+    network = nn.Sequential(*parts, nn.Linear(inputs, outputs, bias=False))
+    return network.apply(partial(vit.initialise, weights=config.weight_init))
 
 
 class Outputs(NamedTuple):
@@ -59,10 +62,9 @@ class Student(nn.Module):
 
     def __init__(self, encoder: Encoder, config: Model) -> None:
         super().__init__()
-        hidden, out, norm = config.head_hidden, config.head_output, config.head_norm
         self.encoder = encoder
-        self.projector = head(encoder.features, hidden, out, config.projector_layers, norm)
-        self.predictor = head(out, hidden, out, config.predictor_layers, norm)
+        self.projector = head(encoder.features, config.head_output, config.projector_layers, config)
+        self.predictor = head(config.head_output, config.head_output, config.predictor_layers, config)
 
     def forward(self, images: Tensor, after_trunk: bool = False) -> Outputs:
         """Of images; with `after_trunk` of what the encoder's frozen trunk made of them."""
@@ -339,7 +341,6 @@ def build_prior(config: Config, posterior: Posterior, teacher: Teacher | None) -
     if settings.prior == "teacher_mean":
         return priors.TeacherMean(teacher.means)
     assert teacher.variance is not None
-    assert settings.variance_floor is not None, "resolve the config first"
     return priors.TeacherMoments(teacher.means, teacher.variance, settings.variance_floor)
 
 

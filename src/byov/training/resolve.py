@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import replace
 from typing import TypeVar
@@ -12,6 +11,7 @@ import torch
 from byov._core.errors import BadInput
 from byov.backbones import backbone_of_weights, complete_model
 from byov.config import BAYESIAN, SUPERVISED, Config, Optim, View
+from byov.data.views import with_blur_sigma
 from byov.runs.split import set_aside
 from byov.schedules import log_variance_rate
 
@@ -72,7 +72,6 @@ def resolve(
         posterior=replace(
             config.posterior,
             where=config.posterior.where or ("all" if config.method in BAYESIAN else "none"),
-            variance_floor=_first(config.posterior.variance_floor, math.exp(config.posterior.init_log_variance)),
         ),
         optim=_optim(config, used, world, least_steps),
         views=replace(
@@ -129,8 +128,11 @@ def _optim(config: Config, images: int, world: int, least_steps: int) -> Optim:
 
 
 def _view(view: View, side: int, flips: bool, blur: float) -> View:
-    flip = view.flip if view.flip is not None else (0.5 if flips else 0.0)
-    return replace(view, flip=flip, blur=view.blur if view.blur is not None else (blur if side >= BLUR_FROM else 0.0))
+    return replace(
+        with_blur_sigma(view, side),
+        flip=_first(view.flip, 0.5 if flips else 0.0),
+        blur=_first(view.blur, blur if side >= BLUR_FROM else 0.0),
+    )
 
 
 def _check(config: Config, world: int) -> None:
@@ -169,7 +171,7 @@ def _check(config: Config, world: int) -> None:
         (0 <= optim.momentum < 1 and optim.trust > 0, "optim.momentum is from 0 to below 1, and optim.trust positive"),
         (optim.weight_decay is not None and optim.weight_decay >= 0, "optim.weight_decay must not be negative"),
         (min(model.head_hidden, model.head_output) >= 1, "model.head_hidden and head_output must be positive"),
-        (posterior.variance_floor is not None and posterior.variance_floor > 0, "variance_floor must be positive"),
+        (posterior.variance_floor > 0, "variance_floor must be positive"),
         (
             config.monitor.checkpoint_steps is None or config.monitor.checkpoint_steps >= 1,
             "checkpoint_steps: at least 1",
@@ -203,6 +205,7 @@ def _check(config: Config, world: int) -> None:
         rules.append((0 <= v.hue <= 0.5, "views.*.hue must be between 0 and 0.5"))
         factors = (v.brightness, v.contrast, v.saturation)
         rules.append((all(0 <= f <= 1 for f in factors), "brightness, contrast and saturation must be from 0 to 1"))
+        assert v.blur_sigma is not None
         rules.append((0 < v.blur_sigma[0] <= v.blur_sigma[1], "views.*.blur_sigma must rise and be positive"))
     for holds, sentence in rules:
         if not holds:

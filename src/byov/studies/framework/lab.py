@@ -75,7 +75,9 @@ OOD_SOURCES = {  # out of distribution for what is trained on; all work offline 
 
 # Settings added after the first studies: at their defaults they do not enter the hash, so older runs keep their names.
 ADDED_LATER = {
-    k: v for k, v in flatten(to_dict(Config())).items() if k == "posterior.scale" or k.startswith("objective.")
+    k: v
+    for k, v in flatten(to_dict(Config())).items()
+    if k in ("posterior.scale", "model.weight_init") or k.startswith("objective.")
 }
 
 
