@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -41,7 +41,7 @@ from byov.scoring.candidates import NEIGHBOURS, ODD_SHARE, neighbour_count
 
 FENCES = (torch.inf, 1.0, 0.75, 0.5, 0.25)
 SIZES = ((0.02,), (0.005, 0.01, 0.02, 0.04))
-OVERLAPS = (0.45, 0.6, 0.75)
+OVERLAPS = (0.3, 0.45, 0.6, 0.75)
 DRAWS = 8
 
 
@@ -91,12 +91,14 @@ def set_noise(run: Run, reference: ReferenceSet, overlap: float) -> None:
     posthoc._spread(run.encoder, scales, posthoc.bisect(reached, overlap, posthoc.STEPS, lambda done: None).c)
 
 
-def draws_of(run: Run, reference: ReferenceSet, images: Tensor) -> list[Draw]:
-    """Return the cosines at each draw; features are aligned on the reference images."""
+def draws_of(run: Run, reference: ReferenceSet, images: Tensor, before: Sequence[Tensor]) -> list[Draw]:
+    """Return the cosines at each draw; features are aligned on the reference images.
+
+    `before`: what does not depend on the draw (`before_draws`), of the images and of the reference images.
+    """
     own = reference.own(images)
     rows = (own >= 0).nonzero()[:, 0]
-    side, means = run.image_shape[-1], reference.means
-    before = [before_draws(run.encoder, some, side) for some in (images, reference.images)]
+    means = reference.means
     found = []
     for k in range(DRAWS):
         with at_draw(run.encoder, run.config.seed, k):
@@ -124,15 +126,20 @@ def usual(reference: ReferenceSet, fence: float) -> Tensor:
 
 def disagreement(draws: Sequence[Draw], among: Tensor, sizes: Sequence[float]) -> Tensor:
     """Return the share of neighbours on which two draws disagree, averaged over pairs of draws and sizes."""
+    pairs = len(draws) * (len(draws) - 1)
+    apart = [1 - (votes * (votes - 1)).sum(1) / (count * pairs) for count, votes in votes_of(draws, among, sizes)]
+    return torch.stack(apart).mean(0)
+
+
+def votes_of(draws: Sequence[Draw], among: Tensor, sizes: Sequence[float]) -> Iterator[tuple[int, Tensor]]:
+    """Yield for each size the number of neighbours, and (images, among): at how many draws each is one of them."""
     counts = [neighbour_count(len(among), size) for size in sizes]
     near = [draw.plain[:, among].topk(max(counts), dim=1).indices for draw in draws]
-    found = torch.zeros(len(near[0]))
     for count in counts:
-        votes = torch.zeros(len(found), len(among))
+        votes = torch.zeros(len(near[0]), len(among))
         for which in near:
-            votes.scatter_add_(1, which[:, :count], torch.ones(len(found), count))
-        found += 1 - (votes * (votes - 1)).sum(1) / (count * DRAWS * (DRAWS - 1))
-    return found / len(counts)
+            votes.scatter_add_(1, which[:, :count], torch.ones(len(votes), count))
+        yield count, votes
 
 
 def distance(draws: Sequence[Draw], among: Tensor) -> Tensor:
@@ -141,12 +148,15 @@ def distance(draws: Sequence[Draw], among: Tensor) -> Tensor:
     return 1 - torch.stack(nearest).mean(0)
 
 
-def ablate(run: Run, task: Task) -> dict[tuple[float, float, tuple[float, ...], bool], float]:
+def ablate(
+    run: Run, task: Task, overlaps: Sequence[float]
+) -> dict[tuple[float, float, tuple[float, ...], bool], float]:
     """Return the AUROC of each setting: (overlap, fence, sizes, with distance)."""
     reference, found = ReferenceSet(run), {}
-    for overlap in OVERLAPS:
+    before = [before_draws(run.encoder, some, run.image_shape[-1]) for some in (task.images, reference.images)]
+    for overlap in overlaps:
         set_noise(run, reference, overlap)
-        draws = draws_of(run, reference, task.images)
+        draws = draws_of(run, reference, task.images, before)
         for fence in FENCES:
             among = usual(reference, fence)
             apart, far = {sizes: disagreement(draws, among, sizes) for sizes in SIZES}, distance(draws, among)
@@ -161,17 +171,18 @@ def main() -> None:
     parser.add_argument("--labelled", nargs="*", type=Path, default=[], metavar="RUN")
     parser.add_argument("--planted", nargs="*", default=[], metavar="RUN=FOLDER")
     parser.add_argument("--images", type=int, default=4000, help="test images of each labelled run")
+    parser.add_argument("--overlaps", nargs="+", type=float, default=OVERLAPS)
     parser.add_argument("--out", type=Path, help="also write the numbers to this JSON file")
     options = parser.parse_args()
     columns = {}
     try:
         for path in options.labelled:
             run = load(path)
-            columns[path.name] = ablate(run, misclassified(run, options.images))
+            columns[path.name] = ablate(run, misclassified(run, options.images), options.overlaps)
         for pair in options.planted:
             path, _, folder = pair.partition("=")
             run = load(Path(path))
-            columns[Path(path).name] = ablate(run, planted(run, Path(folder)))
+            columns[Path(path).name] = ablate(run, planted(run, Path(folder)), options.overlaps)
     except BadInput as error:
         sys.exit(f"score_ablation.py: {error}")
     print(f"| overlap | fence | sizes | distance | {' | '.join(columns)} |")

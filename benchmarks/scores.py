@@ -30,13 +30,14 @@ from byov.data.sources import open_source
 from byov.data.views import two_views
 from byov.evaluation.labelled import load_labelled
 from byov.evaluation.probe import fit_probe
-from byov.inference.features import at_this_draw, before_draws, features_of
+from byov.inference.features import features_of
 from byov.inference.inputs import at_side, in_channels, spread
 from byov.inference.load import Run, load
 from byov.inference.reference import ReferenceSet, at_draw
 from byov.metrics.ranking import auroc, midranks
 from byov.metrics.resampling import resampled_counts
 from byov.scoring.candidates import CANDIDATES, CONSISTENT_SHARE, ODDNESS, neighbour_count
+from byov.scoring.ensemble import EnsembleScorer
 from byov.scoring.posthoc import IMAGES, Neighbourhoods
 from byov.scoring.scorer import Scorer, candidate_scores, is_deterministic
 from byov.training.learners import SelfSupervised
@@ -76,8 +77,7 @@ def evaluate_scores(
     if loss and isinstance(run.learner, SelfSupervised):
         scores |= loss_scores(run, run.learner, at_side(test, side), max(draws, 1))
     if ensemble:
-        scores["ensemble"] = ensemble_disagreement([run, *ensemble], test)
-        scores["several posteriors"] = ensemble_disagreement([run, *ensemble], test, draws)
+        scores |= ensemble_scores([run, *ensemble], test, draws)
     found: dict[str, object] = {
         "run": str(run.folder),
         "data": data,
@@ -145,26 +145,17 @@ def loss_scores(run: Run, learner: SelfSupervised, images: Tensor, draws: int) -
     return {"BYOL loss": loss.mean(0), "predictive density": density, "variance of the loss": loss.var(0)}
 
 
-def ensemble_disagreement(runs: Sequence[Run], images: Tensor, draws: int = 0) -> Tensor:
-    """1 - the part of the nearest reference images that two encoders have in common, averaged over all pairs.
-
-    Each run gives its means, or `draws` weight draws. All runs have the same reference images: those of the same source
-    and number of images.
-    """
-    votes, encoders = 0.0, 0
+def ensemble_scores(runs: Sequence[Run], images: Tensor, draws: int) -> dict[str, Tensor]:
+    """The uncertainty of `byov score --ensemble`, and the disagreement of the runs' nearest images without draws."""
+    votes = 0.0
     for run in runs:
-        bank = ReferenceSet(run)
-        before = before_draws(run.encoder, images, run.image_shape[-1])
-        for k in range(draws) if draws else [None]:
-            with at_draw(run.encoder, run.config.seed, k):
-                raw = at_this_draw(run.encoder, before)
-            features = bank.aligned(raw, k)
-            reference = bank.aligned(bank.at(k).features, k)
-            cosines = normalize(features, dim=1) @ normalize(reference, dim=1).T
-            near = cosines.topk(count := neighbour_count(cosines.shape[1], CONSISTENT_SHARE), dim=1).indices
-            votes, encoders = votes + torch.zeros_like(cosines).scatter_(1, near, 1.0), encoders + 1
-    pairs = encoders * (encoders - 1)
-    return 1 - (votes * (votes - 1)).sum(1).double() / (count * pairs)
+        bank, features = ReferenceSet(run), features_of(run.encoder, images, size=run.image_shape[-1])
+        cosines = normalize(features, dim=1) @ normalize(bank.means.features, dim=1).T
+        near = cosines.topk(count := neighbour_count(cosines.shape[1], CONSISTENT_SHARE), dim=1).indices
+        votes = votes + torch.zeros_like(cosines).scatter_(1, near, 1.0)
+    apart = 1 - (votes * (votes - 1)).sum(1).double() / (count * len(runs) * (len(runs) - 1))
+    scorer = EnsembleScorer(runs[0], runs[1:], draws)
+    return {"ensemble": scorer.scores(images).uncertainty, "ensemble at the means": apart}
 
 
 def overlap_of_draws(run: Run) -> float:

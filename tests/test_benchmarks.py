@@ -15,8 +15,10 @@ from PIL import Image
 
 import handmade
 from byov._core.errors import BadInput
+from byov.inference.features import before_draws
 from byov.inference.reference import ReferenceSet
 from byov.scoring import candidates
+from byov.scoring.ensemble import EnsembleScorer
 from byov.scoring.scorer import candidate_scores
 
 ROOM = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -24,7 +26,9 @@ sys.path.append(str(ROOM))  # its files are scripts, not a package
 
 import accuracy  # noqa: E402
 import bayesian_step  # noqa: E402
+import cached_views  # noqa: E402
 import conductor  # noqa: E402
+import ensemble_ablation  # noqa: E402
 import inference  # noqa: E402
 import memory  # noqa: E402
 import photos  # noqa: E402
@@ -347,10 +351,32 @@ def test_the_ablation_has_the_score_that_byov_score_gives(tmp_path: Path) -> Non
     made = handmade.run(tmp_path / "run", handmade.Affine(6), sigma=0.2, source=handmade.images(400))
     reference = ReferenceSet(made)
     images = torch.cat([handmade.images(20, seed=1), reference.images[:20]])
-    draws = score_ablation.draws_of(made, reference, images)
+    before = [before_draws(made.encoder, some, made.image_shape[-1]) for some in (images, reference.images)]
+    draws = score_ablation.draws_of(made, reference, images, before)
     among = score_ablation.usual(reference, candidates.FENCE)
     assert torch.equal(among, candidates.usual_images(reference)) and len(among) < len(reference.images)
     assert torch.equal(score_ablation.usual(reference, torch.inf), torch.arange(len(reference.images)))
     found = score_ablation.disagreement(draws, among, candidates.NEAR_SHARES) * score_ablation.distance(draws, among)
     expected = candidate_scores(made, images, score_ablation.DRAWS, ["combined"])["combined"]
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_ensembles_ablation_has_the_score_that_byov_score_gives(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    source = handmade.images(400)
+    runs = [handmade.run(tmp_path / n, handmade.Affine(6), sigma=0.2, source=source) for n in "ab"]
+    images = torch.cat([handmade.images(20, seed=1), source[:20]])
+    found = ensemble_ablation.scores_of(runs, images)
+    expected = EnsembleScorer(runs[0], runs[1:], score_ablation.DRAWS).scores(images)
+    torch.testing.assert_close(found[ensemble_ablation.SHIPPED].double(), expected.uncertainty, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found["oddness of the first"].double(), expected.oddness, rtol=1e-4, atol=1e-5)
+    alone = candidate_scores(runs[1], images, score_ablation.DRAWS, ["combined"])["combined"]
+    assert found["second run"].shape == alone.shape
+
+
+def test_cached_views_are_compared_with_fresh_ones_image_by_image() -> None:
+    fresh, cached = torch.tensor([[1.0, 1, 0, 1]]), torch.tensor([[1.0, 0, 0, 1]])
+    found = {cached_views.START: cached, "2": cached, cached_views.FRESH: fresh}
+    lines = cached_views.table(found, dict.fromkeys(found, 60.0), 100).splitlines()
+    assert lines[-2] == "| 2 | 50.0 | -25.00 ± 49.00 | +0.00 ± 0.00 | 60 |"
+    assert lines[-1] == "| fresh | 75.0 |  | +25.00 ± 49.00 | 60 |"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from byov._core.callbacks import Progress, Say, say_on_stderr
+from byov._core.errors import BadInput
 from byov.config import flatten, merge
 from byov.evaluation.evaluate import evaluate
 from byov.export import Format, export
 from byov.inference import load as inference
 from byov.inference.convert import Images, converted
 from byov.inference.features import features_of
+from byov.scoring.ensemble import EnsembleScorer
 from byov.scoring.one_pass import FastScorer
 from byov.scoring.posthoc import fit_posthoc
 from byov.scoring.scorer import DRAWS, Scorer, Scores
@@ -55,7 +57,7 @@ class Run(inference.Run):
         torch.Size([2, 16])
     """
 
-    _scorers: dict[tuple[int, bool], Scorer] = field(default_factory=dict, repr=False, compare=False)
+    _scorers: dict[tuple[int, bool, tuple[Path, ...]], Scorer] = field(default_factory=dict, repr=False, compare=False)
 
     def features(self, images: Images) -> Tensor:
         """Compute the features of images at the means of the weights.
@@ -81,35 +83,46 @@ class Run(inference.Run):
             return torch.empty((0, self.encoder.module.features))  # type: ignore[arg-type]
         return features_of(self.encoder, images)
 
-    def score(self, images: Images, draws: int = DRAWS, fast: bool = False) -> Scores:
+    def score(
+        self, images: Images, draws: int = DRAWS, fast: bool = False, ensemble: Sequence[inference.Run] = ()
+    ) -> Scores:
         """Score how odd images are, and how uncertain their features, without labels.
 
         Args:
             images: Images as described for `Run`.
             draws: Weight draws of the uncertainty. Runs without random weights do not use them.
             fast: Predict the uncertainty from one forward pass instead.
+            ensemble: Further runs on the same images: the uncertainty is then the disagreement between the draws of all
+                runs. Oddness and features are those of this run.
 
         Returns:
             Oddness, uncertainty, a percentile of each, and the features, with ``paths`` where the images are files.
 
         Raises:
-            BadInput: If the images cannot be used.
+            BadInput: If the images cannot be used, or the runs have other reference images.
 
         Example:
             >>> run = byov.load("runs/mine")
             >>> scores = run.score("digits@test", draws=2)
             >>> oddest = scores.oddness.argsort(descending=True)[:10]
         """
-        key = draws, fast
-        if key not in self._scorers:
-            self._scorers[key] = (FastScorer if fast else Scorer)(self, draws=draws)
-        scorer = self._scorers[key]
+        scorer = self._scorer(draws, fast, tuple(ensemble))
         parts, paths = [], []
         for images_of_chunk, names in converted(self, images):
             if len(images_of_chunk):
                 parts.append(scorer.scores(images_of_chunk))
             paths += names or []
         return _joined(parts, tuple(paths) or None) if parts else self._no_scores()
+
+    def _scorer(self, draws: int, fast: bool, others: tuple[inference.Run, ...]) -> Scorer:
+        """The scorer for these settings; kept, since it holds what was computed of the reference images."""
+        if fast and others:
+            raise BadInput("fast=True predicts the uncertainty of one run: leave out ensemble or fast.")
+        key = draws, fast, tuple(other.folder for other in others)
+        if key not in self._scorers:
+            one = FastScorer if fast else Scorer
+            self._scorers[key] = EnsembleScorer(self, others, draws) if others else one(self, draws=draws)
+        return self._scorers[key]
 
     def _no_scores(self) -> Scores:
         nothing = torch.empty(0, dtype=torch.float64)

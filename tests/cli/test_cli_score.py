@@ -177,6 +177,30 @@ def test_grey_images_are_scored_by_a_run_on_photographs(
         np.testing.assert_allclose(table[name].to_numpy(), getattr(expected, name).numpy(), rtol=1e-4, atol=1e-6)
 
 
+def test_two_runs_are_one_ensemble(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert score(trained, tmp_path / "odd.parquet", "--ensemble", trained / "byol") == 0
+    printed = capsys.readouterr().err
+    assert "encoder check: " in printed or "warning: this encoder" in printed
+    assert f"{trained / 'byol'}: " in printed  # each run is checked
+    table = pq.read_table(tmp_path / "odd.parquet")
+    settings = json.loads(table.schema.metadata[b"byov"])
+    assert [text.split(" (step ")[0] for text in settings["ensemble"]] == [str(trained / "byol")]
+    assert str(trained / "byol") in (tmp_path / "odd.html").read_text(encoding="utf-8")
+    opened = byov.load(trained / "byov")
+    found = opened.score(trained / "photos", draws=3, ensemble=[byov.load(trained / "byol")])
+    np.testing.assert_allclose(table["uncertainty"].to_numpy(), found.uncertainty.numpy(), rtol=1e-4)
+    capsys.readouterr()
+    for others, more, says in (
+        (["byov"], (), "is in the ensemble twice"),
+        (["byol"], ("--fast",), "leave out --ensemble or --fast"),
+        (["nowhere"], (), "there is no run"),
+    ):
+        paths = [trained / name for name in others]
+        assert score(trained, tmp_path / "new.csv", *more, "--ensemble", *paths) == 2
+        printed = capsys.readouterr().err
+        assert says in printed and printed.count("\n") == 1 and not (tmp_path / "new.csv").exists()
+
+
 def test_no_in_one_sentence(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     taken = tmp_path / "odd.parquet"
     taken.write_text("mine")

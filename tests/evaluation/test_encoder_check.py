@@ -112,7 +112,7 @@ def test_a_blind_encoder_is_not_trusted(opened) -> None:
 def test_few_calibration_images_are_replaced_by_those_of_the_reference_set(opened) -> None:
     check = check_encoder(ReferenceSet(opened(mirror_invariant, MIRRORED, calibration=20)))
     assert check.images == 140 and not check.held_out and check.encoder == 1
-    assert "of images it was trained on" in check.sentence()
+    assert "of images that were not held out" in check.sentence()
 
 
 def test_copies_among_the_references_do_not_hide_an_image(opened) -> None:

@@ -62,7 +62,7 @@ class EncoderCheck(NamedTuple):
 
     def recalls(self) -> str:
         """Return the recalls as a part of a sentence."""
-        seen = "" if self.held_out else ", of images it was trained on"
+        seen = "" if self.held_out else ", of images that were not held out"
         return (
             f"finds an image from an augmented view of it in {self.encoder:.0%} of {self.views:,} cases{seen} "
             f"(untrained: {self.untrained:.0%}, raw pixels: {self.pixels:.0%})"

@@ -174,6 +174,10 @@ class ReferenceSet:
         """Return the images that were neither trained on nor are in the reference set, as the network takes them."""
         return self._pixels("calibration")
 
+    def same_images(self, other: ReferenceSet) -> bool:
+        """Return whether another run has the same reference and calibration images, in the same order."""
+        return all(self._record[key] == other._record[key] for key in ("fingerprint", "bank", "calibration"))
+
     def _pixels(self, part: str) -> Tensor:
         images = read_pixels(self.run.folder, part)
         if images is None:

@@ -46,9 +46,17 @@ class OneDraw:
         raw: Features of the images at this draw.
         k: The draw, or None for the means.
         own: Position of each image in the reference set, -1 if it is not in it (`ReferenceSet.own`); None: none is.
+        among: The reference set whose usual images count, if not this one: that of an ensemble's first run.
     """
 
-    def __init__(self, reference: ReferenceSet, raw: Tensor, k: int | None, own: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        reference: ReferenceSet,
+        raw: Tensor,
+        k: int | None,
+        own: Tensor | None = None,
+        among: ReferenceSet | None = None,
+    ) -> None:
         self.raw = raw
         rows = torch.empty(0, dtype=torch.int64) if own is None else (own >= 0).nonzero()[:, 0]
         self._selves = (rows, rows if own is None else own[rows])
@@ -59,12 +67,12 @@ class OneDraw:
         self.images = aligned(raw, moments, centred)
         self.reference = aligned(features, moments, centred)
         self.spread = torch.where(constant(reference.means.moments), 1.0, spread).to(raw.dtype)  # 1: a dead feature
-        self._set = reference
+        self._among = among or reference
 
     @cached_property
     def usual(self) -> Tensor:
         """Positions of the reference images that are not odd themselves."""
-        return usual_images(self._set)
+        return usual_images(self._among)
 
     @cached_property
     def cosines(self) -> Tensor:
@@ -246,11 +254,18 @@ class TermSums:
         self.names = tuple(names)
         self.totals = {} if totals is None else totals
 
-    def add(self, reference: ReferenceSet, features: Tensor, k: int | None, own: Tensor | None = None) -> None:
-        """Add the terms at draw `k` (None: at the means), from the images' features there; `own` as for `OneDraw`."""
+    def add(
+        self,
+        reference: ReferenceSet,
+        features: Tensor,
+        k: int | None,
+        own: Tensor | None = None,
+        among: ReferenceSet | None = None,
+    ) -> None:
+        """Add the terms at draw `k` (None: at the means), from the images' features; the rest as for `OneDraw`."""
         parts: dict[str, list[Tensor]] = {term: [] for name in self.names for term in CANDIDATES[name].terms}
         for rows in torch.split(torch.arange(len(features)), BLOCK) if parts else ():
-            draw = OneDraw(reference, features[rows], k, None if own is None else own[rows])
+            draw = OneDraw(reference, features[rows], k, None if own is None else own[rows], among)
             for term, values in parts.items():
                 values.append(TERMS[term](draw))
         self.merge({term: torch.cat(values) for term, values in parts.items()})

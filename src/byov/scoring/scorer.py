@@ -84,6 +84,8 @@ class Scorer:
         _check(run, self.uncertainty, draws)
         self.draws = draws if CANDIDATES[self.uncertainty].least_draws else 0
         self.reference, self.batch_size, self.say = ReferenceSet(run), batch_size, say
+        self.others: tuple[ReferenceSet, ...] = ()
+        """The reference sets of further runs of an ensemble (`ensemble.EnsembleScorer`)."""
 
     def scores(self, images: Tensor) -> Scores:
         """Score uint8 or [0, 1] images (N, C, H, W), converted to the channels and the side that the run takes."""
@@ -134,7 +136,10 @@ class Scorer:
             parts = [self._score(block)[:2] for block in torch.split(self.reference.calibration_images(), BLOCK)]
             return torch.stack([torch.cat(column) for column in zip(*parts, strict=True)])
 
-        return self.reference.cached(f"calibration-{self.uncertainty}-{self.draws}", make)
+        return self.reference.cached(self._calibration_key(), make)
+
+    def _calibration_key(self) -> str:
+        return f"calibration-{self.uncertainty}-{self.draws}"
 
 
 def candidate_scores(

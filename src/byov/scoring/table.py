@@ -35,6 +35,7 @@ from byov.data.image_files import printable
 from byov.data.stream import Chunk, Stream
 from byov.inference.inputs import in_channels
 from byov.inference.load import Run
+from byov.inference.reference import ReferenceSet
 from byov.runs.checkpoints import first_not_finite
 from byov.scoring.scorer import Scorer, Scores
 
@@ -149,11 +150,16 @@ def identity(scorer: Scorer, stream: Stream) -> dict[str, Any]:
         "uncertainty": scorer.uncertainty,
         "draws": scorer.draws,
         **({"fast": True} if scorer.fast else {}),
+        **({"ensemble": [_named_run(other) for other in scorer.others]} if scorer.others else {}),
         "images": str(stream.root or stream.name),
         "images_digest": stream.digest,
         "image_size": stream.side,
         "byov": __version__,
     }
+
+
+def _named_run(reference: ReferenceSet) -> str:
+    return f"{reference.run.folder.absolute()} (step {reference.run.step}, {reference.folder.name})"
 
 
 def page_path(out: Path) -> Path:

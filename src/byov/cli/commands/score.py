@@ -37,6 +37,9 @@ class Options:
     fast: bool = False
     """One forward pass per image: the oddness is exact, the uncertainty is predicted from the features. Weight draws
     are then used once, on the reference images, to fit the prediction."""
+    ensemble: Annotated[tuple[Path, ...], arg(metavar="RUN [RUN ...]")] = ()
+    """Further runs on the same images, such as one from --init lite1: the uncertainty is the disagreement between the
+    draws of all runs. Each run costs its own forward passes."""
     embedding: bool = True
     """Write the embeddings into the Parquet file."""
     page: bool = True
@@ -53,11 +56,14 @@ def run(arguments: list[str]) -> int:
         return process.DONE  # one process is enough
     if options.draws < 1:
         raise BadInput("--draws must be at least 1.")
+    if options.fast and options.ensemble:
+        raise BadInput("--fast predicts the uncertainty of one run: leave out --ensemble or --fast.")
     from byov.cli.progress import SPEED, StageProgress, with_speed
     from byov.data.stream import open_stream
     from byov.evaluation.encoder_check import unfinished
     from byov.inference.load import load
     from byov.report.gallery import write_gallery
+    from byov.scoring.ensemble import EnsembleScorer
     from byov.scoring.one_pass import FastScorer
     from byov.scoring.scorer import Scorer
     from byov.scoring.table import Scored, check_images, check_place, identity, page_path, score_images
@@ -66,14 +72,21 @@ def run(arguments: list[str]) -> int:
     process.use_threads(options.threads)
     check_place(options.out, options.page)
     _check_folder(options.images)
-    opened = load(options.run, resolve_device(options.device))
+    opened, *others = (load(folder, resolve_device(options.device)) for folder in (options.run, *options.ensemble))
     with StageProgress(process.console(), SPEED) as stages:
         progress, say = with_speed(stages), stages.say
+        if others:
+            scorer: Scorer = EnsembleScorer(opened, others, draws=options.draws, say=say)
+        else:
+            scorer = (FastScorer if options.fast else Scorer)(opened, draws=options.draws, say=say)
         stream = open_stream(options.images, opened.image_shape[-1], progress, say)
         check_images(opened, stream, say)
-        scorer = (FastScorer if options.fast else Scorer)(opened, draws=options.draws, say=say)
         settings = identity(scorer, stream)
         checked = [("training", unfinished(opened)), ("encoder check", _encoder_sentence(scorer.reference, progress))]
+        for other in scorer.others:
+            folder = other.run.folder
+            checked += [(f"training of {folder}", unfinished(other.run))]
+            checked += [(f"encoder check of {folder}", f"{folder}: {_encoder_sentence(other, progress)}")]
         if isinstance(scorer, FastScorer):
             progress("learning to predict the uncertainty", 0, 0)
             checked.append(("one pass", f"one pass: {scorer.sentence()}."))
