@@ -2,10 +2,11 @@
 
     python benchmarks/cached_views.py --images 2000 --views 2 4 8 --seeds 0 --out FOLDER
 
-Trains `adapt-small` by BYOV on CIFAR-10 for each number of cached views and each seed, then the same with fresh views
-(`--views.cached 0`), on one thread. Runs that are in FOLDER already are used as they are. The table has the top-1 of a
-linear probe on the run's own images, the mean over seeds; the difference to fresh views is paired by test image, with a
-95% interval over images; the seconds are those of caching and of the steps.
+Trains `adapt-small` by BYOV on CIFAR-10 for each number of cached views and each seed, then with two views per epoch,
+so that none is used twice: these are the fresh views of `--views.cached 0`, but pass the trunk faster. All on one
+thread. Runs that are in FOLDER already are used as they are. The table has the top-1 of a linear probe on the run's own
+images, the mean over seeds; differences are paired by test image, with 95% intervals over images; the seconds are those
+of caching and of the steps.
 """
 
 from __future__ import annotations
@@ -30,14 +31,16 @@ from byov.inference.load import load
 
 DATA = "cifar10"
 FRESH, START = "fresh", "not adapted"
+EPOCHS = 8  # as adapt-small has
 TEMPERATURE = 3e-4 / 10_000  # for each training image: adapt-small has 3e-4 for 10,000
 
 
 def train(out: Path, images: int, seed: int, views: int | None) -> None:
-    """Adapt with this many cached views, 0 for fresh ones; None: keep the weights as they are."""
+    """Adapt with this many cached views; None: keep the weights as they are."""
     if out.exists():
         return
     method = ["--method", "posthoc"] if views is None else ["--method", "byov", "--views.cached", str(views)]
+    method += [] if views is None else ["--optim.epochs", str(EPOCHS)]
     settings = ["--posterior.temperature", str(TEMPERATURE * images), "--seed", str(seed), "--threads", "1"]
     command = [sys.executable, "-m", "byov", "train", "adapt-small", "--data", DATA, "--images", str(images)]
     begun = time.monotonic()
@@ -87,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    ways: dict[str, int | None] = {START: None, **{str(views): views for views in options.views}, FRESH: 0}
+    ways: dict[str, int | None] = {START: None, **{str(views): views for views in options.views}, FRESH: 2 * EPOCHS}
     found: dict[str, Tensor] = {}
     seconds: dict[str, float] = {}
     try:
