@@ -60,6 +60,7 @@ def evaluate_scores(
     draws: int,
     only: Sequence[str] | None = None,
     loss: bool = False,
+    severities: Sequence[int] = SEVERITIES,
 ) -> dict[str, object]:
     """All scores of a run on a labelled source: probe, AUROCs with intervals, and the per-image scores."""
     labelled = load_labelled(run, data, lambda what, done, total: None)
@@ -92,7 +93,7 @@ def evaluate_scores(
         other = all_scores(run, ood_images(run, spec), draws, names)
         found[f"ood.{spec}"] = {name: apart(scores[name], other[name]) for name in other}
     clean = at_side(test[:NOISY], side)
-    for severity in SEVERITIES:
+    for severity in severities:
         noisy = all_scores(run, shifted(clean, torch.arange(len(clean)), NOISE, severity, seed=0), draws, names)
         found[f"noise.{severity}"] = {name: apart(scores[name][: len(clean)], noisy[name]) for name in noisy}
     return found | {"per_image": {**scores, "wrong": wrong.double()}}
@@ -265,6 +266,7 @@ def main() -> None:
     measured.add_argument("--draws", type=int, default=8)
     measured.add_argument("--only", nargs="*", choices=list(CANDIDATES), help="candidates; unset: all of them")
     measured.add_argument("--loss", action="store_true", help="also scores from the image's own BYOL loss (slow)")
+    measured.add_argument("--severities", nargs="*", type=int, default=SEVERITIES, help="of Gaussian noise")
     measured.add_argument("--out", type=Path, required=True)
     compared = commands.add_parser("compare")
     compared.add_argument("files", nargs=2, type=Path)
@@ -286,6 +288,7 @@ def main() -> None:
                 options.draws,
                 options.only,
                 options.loss,
+                options.severities,
             )
             per_image: dict[str, Tensor] = found.pop("per_image")  # type: ignore[assignment]
             write_json(options.out, found)

@@ -76,6 +76,9 @@ class OnePass(nn.Module):
     lengths: Tensor
     offsets: Tensor
     points: Tensor
+    inner: Tensor
+    outer: Tensor
+    sizes: Tensor
     sharpness: Tensor
     centre: Tensor
     scale: Tensor
@@ -95,6 +98,10 @@ class OnePass(nn.Module):
         self.depth = min(max(neighbour_count(self.usual, PROFILE_SHARE), max(self.near)), max(1, self.usual - 1))
         points = sorted({round(k) - 1 for k in np.geomspace(1, self.depth, POINTS)})
         self.register_buffer("points", torch.tensor(points))
+        sizes = torch.tensor(self.near)
+        self.register_buffer("inner", sizes - 1)  # the last neighbour inside, and the first outside
+        self.register_buffer("outer", sizes.clamp(max=self.depth - 1))
+        self.register_buffer("sizes", sizes[:, None].float())
         self.places = torch.full((len(features),), -1).scatter_(0, chosen, torch.arange(len(chosen)))
         """Position of each reference image among those chosen; -1 if it is not chosen."""
         self._set_reference(features[chosen], reference.means.moments.mean)
@@ -180,13 +187,12 @@ class OnePass(nn.Module):
         They are some of the cosines, the distance, and how sharp the boundaries of the neighbourhoods are: if a draw
         moved each cosine by noise of some width, how much would two draws disagree on which images are inside?
         """
-        profile, soft = of.profile, []
-        for size in self.near:
-            boundary = profile.narrow(1, size - 1, min(2, self.depth - size + 1)).mean(1, keepdim=True)
-            inside = torch.sigmoid((profile - boundary).unsqueeze(1) * self.sharpness)
-            both, total = inside.square().sum(2), inside.sum(2)
-            soft += [(total - both) / size, 1 - both / total]
-        return torch.cat([profile.index_select(1, self.points), *soft, of.distance.unsqueeze(1)], dim=1)
+        profile = of.profile
+        boundary = (profile.index_select(1, self.inner) + profile.index_select(1, self.outer)) / 2
+        inside = torch.sigmoid((profile[:, None, None] - boundary[:, :, None, None]) * self.sharpness)
+        both, total = inside.square().sum(3), inside.sum(3)  # (images, sizes, widths)
+        soft = torch.cat([(total - both) / self.sizes, 1 - both / total], dim=2).flatten(1)
+        return torch.cat([profile.index_select(1, self.points), soft, of.distance.unsqueeze(1)], dim=1)
 
     def forward(self, features: Tensor, own: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return oddness and uncertainty, (images,) each, in float32."""
