@@ -31,7 +31,7 @@ from byov.config import Config, read_recipe
 from byov.data.images import ImageSet
 from byov.data.sources import open_source
 from byov.evaluation.probe import fit_probe
-from byov.inference.features import features_of
+from byov.inference.run import features_of
 from byov.metrics import ece, top_k_accuracy
 from byov.studies.framework.lab import decisive
 from byov.training.learners import build_learner

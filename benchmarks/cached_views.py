@@ -23,11 +23,9 @@ import torch
 from torch import Tensor
 
 from byov._core.errors import BadInput
-from byov.evaluation.labelled import load_labelled
-from byov.evaluation.probe import fit_probe
-from byov.inference.features import features_of
+from byov.evaluation.probe import fit_probe, load_labelled
 from byov.inference.inputs import spread
-from byov.inference.load import load
+from byov.inference.run import features_of, load
 
 DATA = "cifar10"
 FRESH, START = "fresh", "not adapted"

@@ -19,11 +19,9 @@ from torch import Tensor
 
 from byov._core.errors import BadInput
 from byov._core.files import write_json
-from byov.inference.features import at_this_draw, before_draws
-from byov.inference.load import Run, load
-from byov.inference.reference import ReferenceSet, at_draw
+from byov.inference.run import ReferenceSet, Run, at_draw, at_this_draw, before_draws, load
 from byov.metrics import auroc
-from byov.scoring.candidates import NEAR_SHARES, ODD_SHARE, OneDraw, neighbour_count, usual_images
+from byov.scoring.scores import NEAR_SHARES, ODD_SHARE, OneDraw, neighbour_count, usual_images
 from score_ablation import DRAWS, Draw, Task, disagreement, distance, misclassified, planted, votes_of
 
 SHIPPED = "8 draws of each, all pairs"

@@ -2,7 +2,7 @@
 
 All variants have the same weights, take the same uint8 images from memory, use the same number of threads and compute
 the same features. timm's tf_efficientnet_lite0 runs in the loop one would write: plain, with channels_last, and traced
-and frozen by TorchScript. byov folds BatchNorm, and each core processes separate batches (`inference/features.py`).
+and frozen by TorchScript. byov folds BatchNorm, and each core processes separate batches (`inference/run.py`).
 
 The last variant is one weight draw as `byov score` makes it: activations after the frozen stages are cached, weights
 are drawn, and the stages after blocks.4 are run. Drawing the weights and folding BatchNorm into them are included.
@@ -135,7 +135,7 @@ def loop(side: int, count: int, batch: int, channels_last: bool = False, frozen:
 
 
 def ours(side: int, count: int) -> Turn:
-    from byov.inference.features import features_of
+    from byov.inference.run import features_of
 
     network, images = encoder(side), pixels(side, count)
     return steps_of(lambda k: features_of(network, images))
@@ -143,8 +143,7 @@ def ours(side: int, count: int) -> Turn:
 
 def one_draw(side: int, count: int) -> Turn:
     """A weight draw of the stages after the trunk, on cached activations."""
-    from byov.inference.features import at_this_draw, before_draws
-    from byov.inference.reference import at_draw
+    from byov.inference.run import at_draw, at_this_draw, before_draws
     from byov.posterior import Posterior
 
     posterior = Posterior(encoder(side, TRUNK), init_log_variance=-13.0)

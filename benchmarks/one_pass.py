@@ -22,12 +22,10 @@ from typing import Any
 import torch
 
 from byov.export import MOST, export
-from byov.inference.load import Run, load
-from byov.inference.reference import ReferenceFeatures, ReferenceSet
+from byov.inference.run import ReferenceFeatures, ReferenceSet, Run, load
 from byov.metrics.correlation import spearman
-from byov.scoring.candidates import reference_scores
 from byov.scoring.one_pass import FastScorer
-from byov.scoring.scorer import Scorer
+from byov.scoring.scores import Scorer, reference_scores
 
 BATCHES = (1, 8, 32)
 IMAGES = 320  # in each turn's series, of any batch

@@ -96,7 +96,7 @@ def _box(size: tuple[int, int], crop: np.random.Generator | None) -> tuple[float
 def prepared(photos: Path, count: int, rounds: int, draws: int) -> Iterator[tuple[Path, Path]]:
     """A run with the features of its reference images, and the folder with a part of the photographs per round."""
     import byov
-    from byov.scoring.scorer import Scorer
+    from byov.scoring.scores import Scorer
 
     with tempfile.TemporaryDirectory() as folder:
         whole, known, parts, run = (Path(folder) / name for name in ("whole", "known", "parts", "run"))
@@ -123,8 +123,8 @@ def prepared(photos: Path, count: int, rounds: int, draws: int) -> Iterator[tupl
 def ours(run: str, parts: str, draws: int) -> Turn:
     """`byov score` without its page; draws 0: at the means."""
     import byov
-    from byov.data.stream import open_stream
-    from byov.scoring.scorer import Scorer
+    from byov.data.sources import open_stream
+    from byov.scoring.scores import Scorer
     from byov.scoring.table import score_images
 
     opened = byov.load(run)
@@ -156,7 +156,7 @@ def loop(run: str, parts: str, draws: int) -> Turn:
 def knn_distance(run: str, draws: int) -> Callable[[Tensor], Tensor]:
     """Mean cosine distance of images to their nearest reference images, averaged over draws; draws 0: at the means."""
     import byov
-    from byov.inference.reference import ReferenceSet
+    from byov.inference.run import ReferenceSet
 
     opened = byov.load(run)
     bank = ReferenceSet(opened).images

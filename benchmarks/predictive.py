@@ -114,7 +114,7 @@ def _prepared(bank: int) -> Iterator[Path]:
 def cached(run: str, count: int) -> Turn:
     """A reference set that has seen these draws before: its features are read."""
     from byov.evaluation.predictive import predict_classes
-    from byov.inference.reference import ReferenceSet
+    from byov.inference.run import ReferenceSet
 
     opened, probe, tested = _opened(run, count)
     bank = ReferenceSet(opened)
@@ -125,7 +125,7 @@ def included(run: str, count: int) -> Turn:
     """A new reference set, from opening its images to writing its features, in a copy of the run."""
     import byov
     from byov.evaluation.predictive import predict_classes
-    from byov.inference.reference import ReferenceSet
+    from byov.inference.run import ReferenceSet
     from byov.runs.folder import RunFolder
 
     own = f"{run}-{count}"
@@ -143,7 +143,7 @@ def included(run: str, count: int) -> Turn:
 
 def forward(task: str, count: int) -> Turn:
     """Only byov's way of passing images through a network."""
-    from byov.inference.features import features_of
+    from byov.inference.run import features_of
 
     network, tested = classifier(task), images(count) / 255
     return steps_of(lambda k: features_of(network, tested))
@@ -242,7 +242,7 @@ def _fresh(run: Path, draws: int) -> float:
 
 def _predict(pipe: Connection, run: Path, draws: int) -> None:
     from byov.evaluation.predictive import predict_classes
-    from byov.inference.reference import ReferenceSet
+    from byov.inference.run import ReferenceSet
     from byov.runs.folder import RunFolder
     from byov.training.monitors import peak_memory_mib
 

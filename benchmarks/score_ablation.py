@@ -27,17 +27,23 @@ from torch.nn.functional import normalize
 
 from byov._core.errors import BadInput
 from byov._core.files import write_json
-from byov.data.sources import open_source
-from byov.data.stream import open_stream
-from byov.evaluation.labelled import load_labelled
-from byov.evaluation.probe import fit_probe
-from byov.inference.features import at_this_draw, before_draws, features_of
+from byov.data.sources import open_source, open_stream
+from byov.evaluation.probe import fit_probe, load_labelled
 from byov.inference.inputs import at_side, spread
-from byov.inference.load import Run, load
-from byov.inference.reference import ReferenceSet, aligned, at_draw, moments_of
+from byov.inference.run import (
+    ReferenceSet,
+    Run,
+    aligned,
+    at_draw,
+    at_this_draw,
+    before_draws,
+    features_of,
+    load,
+    moments_of,
+)
 from byov.metrics import auroc
 from byov.scoring import posthoc
-from byov.scoring.candidates import NEIGHBOURS, ODD_SHARE, neighbour_count
+from byov.scoring.scores import NEIGHBOURS, ODD_SHARE, neighbour_count
 
 FENCES = (torch.inf, 1.0, 0.75, 0.5, 0.25)
 SIZES = ((0.02,), (0.005, 0.01, 0.02, 0.04))

@@ -28,18 +28,15 @@ from byov._core.randomness import RandomStream
 from byov.data.shifts import shifted
 from byov.data.sources import open_source
 from byov.data.views import two_views
-from byov.evaluation.labelled import load_labelled
-from byov.evaluation.probe import fit_probe
-from byov.inference.features import features_of
+from byov.evaluation.probe import fit_probe, load_labelled
 from byov.inference.inputs import at_side, in_channels, spread
-from byov.inference.load import Run, load
-from byov.inference.reference import ReferenceSet, at_draw
+from byov.inference.run import ReferenceSet, Run, at_draw, features_of, load
 from byov.metrics.ranking import auroc, midranks
 from byov.metrics.resampling import resampled_counts
-from byov.scoring.candidates import CANDIDATES, CONSISTENT_SHARE, ODDNESS, neighbour_count
 from byov.scoring.ensemble import EnsembleScorer
 from byov.scoring.posthoc import IMAGES, Neighbourhoods
-from byov.scoring.scorer import Scorer, candidate_scores, is_deterministic
+from byov.scoring.scores import CANDIDATES, CONSISTENT_SHARE, ODDNESS, Scorer, neighbour_count
+from byov.studies.beyond.score import candidate_scores
 from byov.training.learners import SelfSupervised
 
 KS = (10, 25, 50, 100, 250)
@@ -71,7 +68,7 @@ def evaluate_scores(
     features = features_of(run.encoder, test, size=side)
     probabilities = fit_probe(known, labelled.train_labels, classes=labelled.classes).probabilities(features)
     wrong = probabilities.argmax(1) != labels
-    names = [n for n in only or CANDIDATES if not CANDIDATES[n].least_draws or not is_deterministic(run)]
+    names = [n for n in only or CANDIDATES if not CANDIDATES[n].least_draws or not run.deterministic]
     names = list(dict.fromkeys([*names, ODDNESS, Scorer(run, draws=draws).uncertainty]))
     scores = all_scores(run, test, draws, names)
     scores |= knn_scores(ReferenceSet(run), features) | {"confidence (labels)": 1 - probabilities.max(1).values}
@@ -85,7 +82,7 @@ def evaluate_scores(
         "images": len(test),
         "labels": len(known),
         "draws": draws,
-        "overlap": None if is_deterministic(run) else overlap_of_draws(run),
+        "overlap": None if run.deterministic else overlap_of_draws(run),
         "top1": float((~wrong).double().mean()),
         ERRORS: {name: interval(value, wrong) for name, value in scores.items()},
     }

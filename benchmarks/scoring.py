@@ -72,7 +72,7 @@ def _prepared(case: Case, count: int) -> Iterator[tuple[Path, Path]]:
     """A run with its bank, and a folder of JPEGs."""
     import byov
     from byov.config import Monitor, Optim, read_recipe
-    from byov.scoring.scorer import Scorer
+    from byov.scoring.scores import Scorer
     from byov.training.prepare import prepare
 
     with tempfile.TemporaryDirectory() as folder:
@@ -96,8 +96,8 @@ def _prepared(case: Case, count: int) -> Iterator[tuple[Path, Path]]:
 
 def ours(run: str, photos: str, draws: int) -> Turn:
     import byov
-    from byov.data.stream import open_stream
-    from byov.scoring.scorer import Scorer
+    from byov.data.sources import open_stream
+    from byov.scoring.scores import Scorer
     from byov.scoring.table import score_images
 
     scorer = Scorer(byov.load(run), draws=max(1, draws))
@@ -111,7 +111,7 @@ def ours(run: str, photos: str, draws: int) -> Turn:
 
 def loop(run: str, photos: str, draws: int, batch: int) -> Turn:
     import byov
-    from byov.inference.reference import ReferenceSet, at_draw
+    from byov.inference.run import ReferenceSet, at_draw
 
     opened = byov.load(run)
     encoder, seed, bank = opened.encoder.eval(), opened.config.seed, ReferenceSet(opened)

@@ -51,7 +51,7 @@ TRICKS = {
     "own threads, Bayesian step 21M": Trick("byov._compiled.fused", "for_each", one_by_one, LARGE),
     "one thread alone, views at 32 px": Trick("byov.data.views", "ALONE", 0, VIEWS),
     "own threads, views at 224 px": Trick("byov.data.views", "for_each", one_by_one, LARGE_VIEWS),
-    "own threads, forward of 1,024 images": Trick("byov.inference.features", "FEW", 0, FORWARD),
+    "own threads, forward of 1,024 images": Trick("byov.inference.run", "FEW", 0, FORWARD),
     "keeping freed memory, Bayesian step 2.7M": Trick(
         "byov.posterior.posterior", "keep_freed_memory", lambda: None, STEP
     ),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from byov.config import Config
 from byov.data.sources import open_source
-from byov.inference.load import Run
+from byov.inference.run import Run
 from byov.posterior import Posterior
 from byov.runs.split import divide, write_reference
 from byov.training.learners import Student

@@ -15,11 +15,10 @@ from PIL import Image
 
 import handmade
 from byov._core.errors import BadInput
-from byov.inference.features import before_draws
-from byov.inference.reference import ReferenceSet
-from byov.scoring import candidates
+from byov.inference.run import ReferenceSet, before_draws
+from byov.scoring import scores
 from byov.scoring.ensemble import EnsembleScorer
-from byov.scoring.scorer import candidate_scores
+from byov.studies.beyond.score import candidate_scores
 
 ROOM = Path(__file__).resolve().parents[1] / "benchmarks"
 sys.path.append(str(ROOM))  # its files are scripts, not a package
@@ -353,10 +352,10 @@ def test_the_ablation_has_the_score_that_byov_score_gives(tmp_path: Path) -> Non
     images = torch.cat([handmade.images(20, seed=1), reference.images[:20]])
     before = [before_draws(made.encoder, some, made.image_shape[-1]) for some in (images, reference.images)]
     draws = score_ablation.draws_of(made, reference, images, before)
-    among = score_ablation.usual(reference, candidates.FENCE)
-    assert torch.equal(among, candidates.usual_images(reference)) and len(among) < len(reference.images)
+    among = score_ablation.usual(reference, scores.FENCE)
+    assert torch.equal(among, scores.usual_images(reference)) and len(among) < len(reference.images)
     assert torch.equal(score_ablation.usual(reference, torch.inf), torch.arange(len(reference.images)))
-    found = score_ablation.disagreement(draws, among, candidates.NEAR_SHARES) * score_ablation.distance(draws, among)
+    found = score_ablation.disagreement(draws, among, scores.NEAR_SHARES) * score_ablation.distance(draws, among)
     expected = candidate_scores(made, images, score_ablation.DRAWS, ["combined"])["combined"]
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
 

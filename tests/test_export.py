@@ -23,11 +23,11 @@ from byov.backbones._torchvision import import_torchvision
 from byov.config import Config, Model, Monitor, Optim
 from byov.data.sources import open_source
 from byov.export import export
-from byov.inference.features import features_of
+from byov.inference.run import features_of
 from byov.pruning.criteria import Pruning
 from byov.pruning.prune import prune
 from byov.scoring.one_pass import FastScorer
-from byov.scoring.scorer import Scorer
+from byov.scoring.scores import Scorer
 from byov.training.prepare import prepare
 
 SMALL = Config(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from byov.pruning.prune import prune
     from byov.report.page import write_report
     from byov.scoring.one_pass import FastScorer
-    from byov.scoring.scorer import Scorer, Scores
+    from byov.scoring.scores import Scorer, Scores
     from byov.training.learners import Student, Teacher
 
 __version__ = "0.2.0"
@@ -78,7 +78,7 @@ _HOMES = {
     "pruning.prune": ("prune",),
     "report.page": ("write_report",),
     "scoring.one_pass": ("FastScorer",),
-    "scoring.scorer": ("Scorer", "Scores"),
+    "scoring.scores": ("Scorer", "Scores"),
     "training.learners": ("Student", "Teacher"),
 }
 _MODULE_OF = {name: f"byov.{module}" for module, names in _HOMES.items() for name in names}

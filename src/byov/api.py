@@ -16,13 +16,12 @@ from byov._core.errors import BadInput
 from byov.config import flatten, merge
 from byov.evaluation.evaluate import evaluate
 from byov.export import Format, export
-from byov.inference import load as inference
-from byov.inference.convert import Images, converted
-from byov.inference.features import features_of
+from byov.inference import run as inference
+from byov.inference.inputs import Images, converted
 from byov.scoring.ensemble import EnsembleScorer
 from byov.scoring.one_pass import FastScorer
 from byov.scoring.posthoc import fit_posthoc
-from byov.scoring.scorer import DRAWS, Scorer, Scores
+from byov.scoring.scores import DRAWS, Scorer, Scores
 from byov.training.distributed.processes import Processes
 from byov.training.prepare import prepare
 from byov.training.preview import describe
@@ -81,7 +80,7 @@ class Run(inference.Run):
     def _features(self, images: Tensor) -> Tensor:
         if not len(images):
             return torch.empty((0, self.encoder.module.features))  # type: ignore[arg-type]
-        return features_of(self.encoder, images)
+        return inference.features_of(self.encoder, images)
 
     def score(
         self, images: Images, draws: int = DRAWS, fast: bool = False, ensemble: Sequence[inference.Run] = ()

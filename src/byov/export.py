@@ -31,7 +31,7 @@ from byov.backbones import Encoder, timm
 from byov.backbones._torchvision import import_torchvision
 from byov.config import Model, to_dict
 from byov.inference.inputs import spread
-from byov.inference.load import Run
+from byov.inference.run import Run
 from byov.posterior.segments import untied
 from byov.pruning.prune import encoder_masks, encoder_of
 from byov.pruning.structured import compact

@@ -20,10 +20,9 @@ from byov.cli.main import main
 from byov.cli.tables import oddest
 from byov.data.sources import open_source
 from byov.data.transforms import resized
-from byov.inference.load import load
+from byov.inference.run import load
 from byov.scoring import table as scoring
-from byov.scoring.candidates import DEFAULT, DEFAULT_AT_MEANS
-from byov.scoring.scorer import Scorer
+from byov.scoring.scores import DEFAULT, DEFAULT_AT_MEANS, Scorer
 
 SMALL = [
     *("--image-size", "16", "--optim.batch-size", "16", "--optim.epochs", "1", "--threads", "1"),

@@ -21,8 +21,7 @@ from byov.data.sources import open_source
 from byov.evaluation.agreement import align, alignment, density, given_both, predict_supervised
 from byov.evaluation.predictive import predict_classes
 from byov.evaluation.probe import Probe, fit_probe
-from byov.inference.load import Run
-from byov.inference.reference import ReferenceSet, at_draw
+from byov.inference.run import ReferenceSet, Run, at_draw
 from byov.metrics import Predictive, partial_pearson, partial_spearman, pearson
 from byov.runs.split import divide
 from byov.training.prepare import prepare

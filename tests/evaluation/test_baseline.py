@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from byov.evaluation.baseline import differences, intervals, without_draws
-from byov.scoring.candidates import CANDIDATES
+from byov.scoring.scores import CANDIDATES
 
 
 def test_differences_of_what_both_have() -> None:

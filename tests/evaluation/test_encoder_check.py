@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from byov.config import View, Views
 from byov.evaluation import encoder_check
 from byov.evaluation.encoder_check import EncoderCheck, check_encoder, check_on_images, own_ranks, paired_interval
-from byov.inference.load import Run
-from byov.inference.reference import ReferenceSet
+from byov.inference.run import ReferenceSet, Run
 from handmade import images, pixels
 from handmade import run as made_run
 

@@ -21,15 +21,13 @@ from byov.data.shifts import shifted
 from byov.data.sources import open_source
 from byov.evaluation import evaluate as module
 from byov.evaluation.evaluate import evaluate, is_current, previous_path, results_path
-from byov.evaluation.labelled import load_labelled
 from byov.evaluation.predictive import predict_classes, predict_levels
-from byov.evaluation.probe import fit_probe
-from byov.inference.load import Run
-from byov.inference.reference import ReferenceSet
+from byov.evaluation.probe import fit_probe, load_labelled
+from byov.inference.run import ReferenceSet, Run
 from byov.pruning.criteria import Pruning
 from byov.pruning.prune import prune
 from byov.runs.folder import RunFolder
-from byov.scoring.candidates import CANDIDATES, ODDNESS
+from byov.scoring.scores import CANDIDATES, ODDNESS
 from byov.studies.beyond.working_point import point_measures
 from byov.studies.framework.compare import weight_spread
 from byov.training.prepare import prepare

@@ -28,8 +28,7 @@ from byov.data.sources import open_source
 from byov.evaluation import predictive
 from byov.evaluation.evaluate import evaluate
 from byov.evaluation.probe import Probe
-from byov.inference.load import Run
-from byov.inference.reference import ReferenceSet, at_draw
+from byov.inference.run import ReferenceSet, Run, at_draw
 from byov.training.distributed.processes import Processes
 from byov.training.prepare import prepare
 

@@ -10,8 +10,8 @@ import byov
 from byov.config import Config, Model, Monitor, Optim
 from byov.evaluation import finetune
 from byov.evaluation.finetune import finetune_measures
-from byov.evaluation.labelled import Subject, load_labelled
 from byov.evaluation.measures import class_measures
+from byov.evaluation.probe import Subject, load_labelled
 from byov.pruning.criteria import Pruning
 from byov.pruning.prune import prune
 from byov.training.loop import Trainer

@@ -13,10 +13,10 @@ from byov.evaluation.measures import (
     errors_of,
     ood_measures,
     predictive_measures,
-    predictive_scores,
     selective_measures,
     strict,
 )
+from byov.evaluation.predictive import predictive_scores
 from byov.metrics import Predictive
 from byov.metrics.resampling import image_rows
 

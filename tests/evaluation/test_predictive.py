@@ -17,9 +17,7 @@ from byov._core.errors import BadInput
 from byov.evaluation import predictive
 from byov.evaluation.predictive import predict_classes, predict_levels
 from byov.evaluation.probe import Probe
-from byov.inference.features import features_of
-from byov.inference.load import Run
-from byov.inference.reference import ReferenceSet, at_draw
+from byov.inference.run import ReferenceSet, Run, at_draw, features_of
 from byov.metrics.over_draws import Predictive
 from byov.training.distributed.processes import Processes
 
@@ -100,7 +98,7 @@ def test_class_probabilities_equal_a_plain_loop(affine: Run) -> None:
             features = affine.encoder(IMAGES)
         plain[0].update(probe(6).probabilities(bank.aligned(features, k)))
         plain[1].update(probe(6).probabilities(features))
-    for ours, theirs in zip(found, plain, strict=True):
+    for ours, theirs in zip((found.aligned, found.unaligned), plain, strict=True):
         assert ours.draws == 4
         for key, value in theirs.state().items():
             torch.testing.assert_close(ours.state()[key], value, rtol=1e-6, atol=1e-8)
@@ -192,7 +190,7 @@ def _work(run: Run, draws: int) -> list[dict[str, Tensor]]:
     bank = ReferenceSet(run)
     classes = predict_classes(bank, probe(6), IMAGES, draws, resumable=True)
     levels = predict_levels(bank, IMAGES, draws)
-    return [a.state() for a in (*classes, *levels["projector"])]
+    return [a.state() for a in (classes.aligned, classes.unaligned, *levels["projector"])]
 
 
 def _worker(rank: int, folder: Path) -> None:

@@ -17,7 +17,7 @@ from byov.config import Config, Model, Monitor, Optim, Posterior, read_config
 from byov.data.sources import open_source
 from byov.evaluation.evaluate import evaluate
 from byov.evaluation.probe import fit_probe
-from byov.inference.features import features_of
+from byov.inference.run import features_of
 from byov.metrics import top_k_accuracy
 from byov.pruning.criteria import Pruning
 from byov.pruning.prune import encoder_masks, encoder_of, prune

@@ -13,7 +13,7 @@ from byov._core.cache import Entry, write_entry
 from byov.config import Config, to_dict
 from byov.data.sources import open_source
 from byov.evaluation.evaluate import fingerprint
-from byov.scoring.candidates import DEFAULT, DEFAULT_AT_MEANS
+from byov.scoring.scores import DEFAULT, DEFAULT_AT_MEANS
 
 SHIFTS = ("salt_pepper", "blur")
 SCORES = ("max_softmax", f"label_free_{DEFAULT_AT_MEANS}", f"label_free_{DEFAULT}")

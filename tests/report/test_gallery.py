@@ -18,9 +18,19 @@ import torch
 from PIL import Image
 
 from byov.data.images import ImageSet
-from byov.data.stream import Stream, open_stream
-from byov.report.gallery import EACH, GROUPS, MEMBERS, data_uri, histogram, ranks, render, selection, write_gallery
-from byov.scoring.near_duplicates import Group
+from byov.data.sources import Stream, open_stream
+from byov.report.gallery import (
+    EACH,
+    GROUPS,
+    MEMBERS,
+    Group,
+    data_uri,
+    histogram,
+    ranks,
+    render,
+    selection,
+    write_gallery,
+)
 from byov.scoring.table import Scored
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

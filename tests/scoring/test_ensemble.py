@@ -11,11 +11,9 @@ import torch
 import byov
 import handmade
 from byov._core.errors import BadInput
-from byov.inference.load import Run
-from byov.inference.reference import ReferenceSet, at_draw
-from byov.scoring.candidates import NEAR_SHARES, NEIGHBOURS, neighbour_count, usual_images
+from byov.inference.run import ReferenceSet, Run, at_draw
 from byov.scoring.ensemble import EnsembleScorer
-from byov.scoring.scorer import Scorer
+from byov.scoring.scores import NEAR_SHARES, NEIGHBOURS, Scorer, neighbour_count, usual_images
 from byov.scoring.table import identity
 
 IMAGES = handmade.images(7, seed=1)
@@ -89,7 +87,7 @@ def test_runs_without_random_weights_give_their_means(tmp_path: Path) -> None:
 
 
 def test_a_table_names_all_runs(runs: list[Run], tmp_path: Path) -> None:
-    from byov.data.stream import open_stream
+    from byov.data.sources import open_stream
 
     stream = open_stream(runs[0].config.data, handmade.SIDE)
     settings = identity(EnsembleScorer(runs[0], runs[1:], DRAWS), stream)

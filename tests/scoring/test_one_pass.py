@@ -10,14 +10,13 @@ from torch import Tensor
 
 import handmade
 from byov._core.errors import BadInput
-from byov.inference.load import Run
-from byov.inference.reference import ReferenceSet
+from byov.inference.run import ReferenceSet, Run
 from byov.metrics.correlation import spearman
 from byov.scoring import one_pass
-from byov.scoring.candidates import ODD_SHARE, neighbour_count, reference_scores
 from byov.scoring.one_pass import FastScorer, OnePass, fit, percentiles
-from byov.scoring.scorer import Scorer, candidate_scores
+from byov.scoring.scores import ODD_SHARE, Scorer, neighbour_count, reference_scores
 from byov.scoring.table import identity
+from byov.studies.beyond.score import candidate_scores
 
 IMAGES = handmade.images(30, seed=1)
 DRAWS = 4
@@ -76,7 +75,7 @@ def test_the_uncertainty_follows_that_over_draws_on_images_never_seen(run: Run) 
 def test_targets_are_the_scores_of_the_reference_images(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     bank = ReferenceSet(run)
     expected = candidate_scores(run, bank.images, DRAWS, ["combined", "knn_cosine"])
-    monkeypatch.setattr("byov.scoring.candidates.BLOCK", 100)
+    monkeypatch.setattr("byov.scoring.scores.BLOCK", 100)
     for name, values in expected.items():
         torch.testing.assert_close(reference_scores(bank, name, DRAWS), values, rtol=1e-5, atol=1e-5)
 
@@ -141,7 +140,7 @@ def test_percentiles_are_the_scorers() -> None:
 
 
 def test_tables_tell_which_it_was(run: Run) -> None:
-    from byov.data.stream import open_stream
+    from byov.data.sources import open_stream
 
     stream = open_stream(run.config.data, 4)
     assert identity(FastScorer(run), stream) == identity(Scorer(run), stream) | {"fast": True}

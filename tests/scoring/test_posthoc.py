@@ -22,7 +22,7 @@ from byov.backbones.resnet import ResNet
 from byov.cli.main import main
 from byov.config import Config, Model, Monitor
 from byov.config import Posterior as PosteriorConfig
-from byov.inference.load import load
+from byov.inference.run import load
 from byov.posterior import Posterior
 from byov.scoring import posthoc
 from byov.scoring.posthoc import WIDEST, Neighbourhoods, bisect, fit_posthoc

@@ -16,9 +16,9 @@ from PIL import Image
 from torch import Tensor
 
 from byov._core.errors import BadInput
-from byov.data.stream import Stream, open_stream
+from byov.data.sources import Stream, open_stream
 from byov.scoring import table as scoring
-from byov.scoring.scorer import Scores
+from byov.scoring.scores import Scores
 from byov.scoring.table import Scored, check_place, chunk_size, page_path, score_images, skipped_path
 
 SIDE, IMAGES, BROKEN = 16, 200, (5, 70, 71, 199)

@@ -25,14 +25,11 @@ from byov._core.callbacks import Progress, Say, say_on_stderr
 from byov._core.errors import BadInput
 from byov._core.files import write_json
 from byov.config import absolute_source, same_source
-from byov.evaluation.labelled import Labelled, load_labelled, of_source
 from byov.evaluation.measures import strict
-from byov.evaluation.predictive import Advance, ClassPredictions, over_draws, predict_classes
-from byov.evaluation.probe import fit_probe
-from byov.inference.features import features_of
+from byov.evaluation.predictive import Advance, Drawn, over_draws, predict_classes
+from byov.evaluation.probe import Labelled, fit_probe, load_labelled, of_source
 from byov.inference.inputs import at_side, in_channels, spread
-from byov.inference.load import Run
-from byov.inference.reference import ReferenceSet, at_draw
+from byov.inference.run import ReferenceSet, Run, at_draw, features_of
 from byov.metrics import (
     Estimate,
     GaussianFit,
@@ -131,7 +128,7 @@ def align(
     draws: int = DRAWS,
     *,
     most: int | None = None,
-    predictions: ClassPredictions | None = None,
+    predictions: Drawn | None = None,
     resamples: int = RESAMPLES,
     progress: Progress = lambda what, done, total: None,
     say: Say = say_on_stderr,
@@ -230,7 +227,7 @@ class _Logits(nn.Module):
         return logits
 
 
-def _predictions(run: Run, data: Labelled, draws: int, progress: Progress) -> ClassPredictions:
+def _predictions(run: Run, data: Labelled, draws: int, progress: Progress) -> Drawn:
     probe = fit_probe(run.features(data.train.images), data.train_labels, classes=data.classes)
     return predict_classes(ReferenceSet(run), probe, data.test.images, draws, resumable=True, progress=progress)
 
@@ -264,7 +261,7 @@ def check(run: Run, supervised: Run, ceiling: Run | None, data: str, draws: int)
 # ----------------------------------------------------------------------------------------------------------- the record
 
 
-def _compare_all(predictions: ClassPredictions, models: dict[str, Predictive], resamples: int) -> dict[str, Any]:
+def _compare_all(predictions: Drawn, models: dict[str, Predictive], resamples: int) -> dict[str, Any]:
     """Compare all pairs of models, as flat keys, and add the points of a scatter plot."""
     prefixes = {("run", "supervised"): "", ("run", "second"): "second.", ("supervised", "second"): "ceiling."}
     results: dict[str, Any] = {}

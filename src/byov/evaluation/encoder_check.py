@@ -22,10 +22,8 @@ from byov._core.randomness import RandomStream
 from byov.config import View
 from byov.data.transforms import resized
 from byov.data.views import view
-from byov.inference.features import features_of
 from byov.inference.inputs import spread
-from byov.inference.load import Run
-from byov.inference.reference import ReferenceSet
+from byov.inference.run import ReferenceSet, Run, features_of
 from byov.runs import checkpoints
 from byov.runs.folder import RunFolder
 

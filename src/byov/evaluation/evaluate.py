@@ -1,6 +1,6 @@
 """`byov evaluate`: measure a run on a source with labels, section by section, as flat keys in one JSON.
 
-`_Evaluation` has one method per section, in the order of the results; section_measures.py has what each computes.
+`_Evaluation` has one method per section, in the order of the results; measures.py has what each computes.
 docs/reference/evaluation-keys.md explains the keys.
 
 Under torchrun or srun every process runs this code. They share the draws (predictive.py); everything else each computes
@@ -30,14 +30,13 @@ from byov.data.shifts import SEVERITIES
 from byov.evaluation.agreement import DRAWS, align
 from byov.evaluation.baseline import differences, intervals, without_draws
 from byov.evaluation.finetune import finetune_measures, finetuning
-from byov.evaluation.labelled import Labelled, Subject, load_labelled, of_source, plain_name
-from byov.evaluation.measures import Measures, Section, below, strict
-from byov.evaluation.predictive import ClassPredictions
-from byov.evaluation.section_measures import (
+from byov.evaluation.measures import (
     HELD_OUT,
     KNN_K,
     KNN_TEMPERATURE,
     OOD_IMAGES,
+    Measures,
+    Section,
     check_sources,
     draws_section,
     label_lists,
@@ -49,14 +48,14 @@ from byov.evaluation.section_measures import (
     shift_measures,
     shift_names,
     shift_settings,
+    strict,
     uncertainty_section,
 )
-from byov.evaluation.uncertainty import pass_draws
-from byov.inference.load import Run, load
-from byov.inference.reference import ReferenceSet
+from byov.evaluation.predictive import Drawn, below, pass_draws
+from byov.evaluation.probe import Labelled, Subject, load_labelled, of_source, plain_name
+from byov.inference.run import ReferenceSet, Run, load
 from byov.runs import checkpoints
 from byov.runs.folder import RunFolder
-from byov.scoring.scorer import is_deterministic
 
 PIXELS = (
     32  # side of the raw pixels that are probed, at most: at 64, 12,288 numbers per image would take minutes to fit
@@ -144,7 +143,7 @@ def _possible(run: Run, wanted: Wanted, say: Say) -> Wanted:
         raise BadInput(f"draws={wanted.draws}: give at least 1, or 0 for none.")
     if wanted.teacher and (wanted.draws or wanted.finetune):
         raise BadInput("the teacher has no posterior to draw from, and is not fine-tuned: leave out --teacher.")
-    if wanted.draws and is_deterministic(run):
+    if wanted.draws and run.deterministic:
         say(f"{run.folder} has nothing random: its results are those at the means, without draws.")
         return replace(wanted, draws=0)
     return wanted
@@ -184,7 +183,7 @@ class _Evaluation:
         seen = [data.name, fingerprint(data.train), fingerprint(data.test)]
         identity = [__version__, self.weights, run.step, wanted.teacher, known, *seen]
         self.cache = Cache(RunFolder(run.folder).results / "partial", identity)
-        self.predictions: ClassPredictions | None = None  # over draws, if made in this call
+        self.predictions: Drawn | None = None  # over draws, if made in this call
         self.rows: dict[str, Tensor] = {}  # of the test images
 
     def all(self) -> tuple[Measures, dict[str, Tensor]]:
@@ -218,9 +217,8 @@ class _Evaluation:
         """`draws.*`, `draws_unaligned.*`, and what the label-free scores over draws are worth."""
 
         def make() -> Section:
-            drawn = pass_draws(self.own, self.own.test_images, self.wanted.draws, "draws")
-            self.predictions = ClassPredictions(drawn.aligned, drawn.unaligned)
-            return draws_section(self.own, drawn)
+            self.predictions = pass_draws(self.own, self.own.test_images, self.wanted.draws, "draws")
+            return draws_section(self.own, self.predictions)
 
         return self._section("draws", self.wanted.draws, make)
 
@@ -447,7 +445,7 @@ def _compared(
         say(f"{path} {state}: {other.folder} is evaluated now, with the same flags.")
         theirs = _evaluate(other, data, wanted, None, progress, say)
     results["settings"]["baseline"] = {"run": str(other.folder), "step": other.step, "made_now": not current}
-    still, drawn = is_deterministic(other), theirs["settings"].get("draws")
+    still, drawn = other.deterministic, theirs["settings"].get("draws")
     entry = read_entry(path.with_suffix(".safetensors"))
     their_rows: Mapping[str, Tensor] = entry.tensors if entry is not None and entry.header == images.header else {}
     if wanted.draws and not still and drawn != wanted.draws:

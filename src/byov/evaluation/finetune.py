@@ -17,9 +17,10 @@ from torch import nn
 from byov._core.callbacks import Say
 from byov._core.files import without_prefix
 from byov.config import Config, Monitor, Optim, Posterior, View
-from byov.evaluation.labelled import Subject
-from byov.evaluation.measures import Measures, below, class_measures
-from byov.inference.features import features_of
+from byov.evaluation.measures import Measures, class_measures
+from byov.evaluation.predictive import below
+from byov.evaluation.probe import Subject
+from byov.inference.run import features_of
 from byov.runs import checkpoints
 from byov.runs.folder import RunFolder
 from byov.training.learners import build_learner

@@ -1,8 +1,8 @@
-"""The posterior predictive: what the outputs for each image do over weight draws, in memory that is flat in the draws.
+"""What outputs do over weight draws: class probabilities, levels of the network, and every uncertainty of an image.
 
-Each draw passes all images, so a draw is one function. It depends on the run's seed and its number alone, so a long
-stream may come in chunks, one call each. Outputs are taken as they come and aligned on the reference set, both from
-the same forward pass. Stopped work resumes after its last saved draw.
+Memory is flat in the draws. Each draw passes all images, so a draw is one function. It depends on the run's seed and
+its number alone, so a long stream may come in chunks, one call each. Outputs are taken as they come and aligned on the
+reference set, both from the same forward pass. Stopped work resumes after its last saved draw.
 
 Under torchrun or srun every process runs the same code on the same images (`Run.processes`). Process r of n passes the
 draws r, r + n, ...; at the end of a pass all merge their accumulators in the order of ranks, so all have the same.
@@ -21,21 +21,23 @@ from byov._core.cache import Cache, Entry, digest
 from byov._core.callbacks import Progress
 from byov._core.errors import BadInput
 from byov._core.files import without_prefix
-from byov.data.transforms import resized
-from byov.evaluation.labelled import Subject
-from byov.evaluation.probe import Probe
-from byov.inference.features import BATCH, features_of, outputs_of
-from byov.inference.reference import Moments, ReferenceSet, aligned, at_draw, moments_of
-from byov.metrics.over_draws import OverDraws, Predictive
+from byov.evaluation.probe import Probe, Subject
+from byov.inference.inputs import at_side
+from byov.inference.run import BATCH, Moments, ReferenceSet, aligned, at_draw, features_of, moments_of, outputs_of
+from byov.metrics import Predictive, energy, entropy, knn_distance, mahalanobis, max_softmax
+from byov.metrics.over_draws import OverDraws
 from byov.posterior import Posterior
 from byov.runs.folder import RunFolder
-from byov.scoring.scorer import is_deterministic
+from byov.scoring.scores import AT_MEANS, CANDIDATES, OVER_DRAWS, TermSums
 from byov.training.distributed.processes import Processes
 from byov.training.learners import Bare, Classifier, Student
 
 LEVELS = {Student: ("encoder", "projector", "predictor"), Classifier: ("encoder", "classifier"), Bare: ("encoder",)}
+LABEL_FREE = "label_free_"  # before the names of CANDIDATES, some of which are also names of baselines
 SAVE_SECONDS = 30.0  # between two saved states of work that can be resumed
 
+Scores = dict[str, Tensor]
+"""Uncertainties (images,) by name: higher means less certain."""
 Advance = Callable[[int], None]
 """Called with the number of images that have passed since the last call."""
 
@@ -50,16 +52,98 @@ class Accumulator(Protocol):
 
 
 A = TypeVar("A", bound=Accumulator)
+T = TypeVar("T")
 
 
-# ------------------------------------------------------------------------------------------------ class probabilities
+# -------------------------------------------------------------------------------------------------------- uncertainties
 
 
-class ClassPredictions(NamedTuple):
-    """The class probabilities of all images over the same draws."""
+def below(prefix: str, measures: Mapping[str, T]) -> dict[str, T]:
+    """Return the measures with a prefix before their names."""
+    return {prefix + name: value for name, value in measures.items()}
 
-    aligned: Predictive
-    unaligned: Predictive
+
+def predictive_scores(predictive: Predictive) -> Scores:
+    """Return the uncertainties that class probabilities over draws give."""
+    return {
+        "max_softmax": max_softmax(predictive.mean),
+        "entropy": predictive.entropy,
+        "expected_entropy": predictive.expected_entropy,
+        "mutual_information": predictive.mutual_information,
+        "predictive_std": predictive.predictive_std,
+        "predictive_std_classes": predictive.predictive_std_classes,
+    }
+
+
+def scores_at_means(subject: Subject, images: Tensor, features: Tensor) -> Scores:
+    """Return the baselines, which use the training images and labels, and the label-free scores without draws."""
+    logits = subject.probe.logits(features)
+    probabilities = logits.softmax(1)
+    known, labels = subject.train_features, subject.data.train_labels
+    found: Scores = {
+        "max_softmax": max_softmax(probabilities),
+        "entropy": entropy(probabilities),
+        "energy": energy(logits),
+        "knn_distance": knn_distance(features, known),
+        "mahalanobis": mahalanobis(features, known, labels),
+    }
+    if subject.reference is not None:
+        sums = TermSums(AT_MEANS)
+        sums.add(subject.reference, features, None, subject.reference.own(at_side(images, subject.side)))
+        found |= below(LABEL_FREE, sums.scores(0))
+    return found
+
+
+# -------------------------------------------------------------------------------------------------- class probabilities
+
+
+class Drawn:
+    """What is accumulated over draws of the same images."""
+
+    def __init__(self, aligned: Predictive, unaligned: Predictive, sums: TermSums) -> None:
+        self.aligned, self.unaligned = aligned, unaligned
+        """Class probabilities by the probe, from features aligned on the reference set, and as they are."""
+        self.sums = sums
+        """Of the terms of the label-free scores; empty without them."""
+
+    @classmethod
+    def nothing(cls, images: int, classes: int, label_free: bool = True) -> Self:
+        sums = TermSums(OVER_DRAWS if label_free else ())
+        return cls(Predictive(images, classes), Predictive(images, classes), sums)
+
+    def update(
+        self, reference: ReferenceSet, probe: Probe, features: Tensor, k: int, own: Tensor | None = None
+    ) -> None:
+        """Add draw k, from its features of all images; `own`: their positions in the reference set."""
+        self.aligned.update(probe.probabilities(reference.aligned(features, k)))
+        self.unaligned.update(probe.probabilities(features))
+        self.sums.add(reference, features, k, own)
+
+    def merge(self, other: Drawn) -> Self:
+        self.aligned.merge(other.aligned)
+        self.unaligned.merge(other.unaligned)
+        self.sums.merge(other.sums.totals)
+        return self
+
+    def state(self) -> dict[str, Tensor]:
+        both = below("aligned.", self.aligned.state()) | below("unaligned.", self.unaligned.state())
+        return both | below("total.", self.sums.totals)
+
+    @classmethod
+    def from_state(cls, state: dict[str, Tensor]) -> Self:
+        aligned, unaligned, totals = (without_prefix(state, p) for p in ("aligned.", "unaligned.", "total."))
+        sums = TermSums(OVER_DRAWS if totals else (), totals)
+        return cls(Predictive.from_state(aligned), Predictive.from_state(unaligned), sums)
+
+    def label_free_scores(self) -> Scores:
+        """Return those that this many draws allow."""
+        draws = self.aligned.draws
+        allowed = [name for name in OVER_DRAWS if draws >= CANDIDATES[name].least_draws]
+        return below(LABEL_FREE, TermSums(allowed, self.sums.totals).scores(draws))
+
+    def scores(self) -> Scores:
+        """Return the label-free scores, and those of the class probabilities as `draws_NAME`."""
+        return self.label_free_scores() | below("draws_", predictive_scores(self.aligned))
 
 
 def predict_classes(
@@ -68,25 +152,39 @@ def predict_classes(
     images: Tensor,
     draws: int,
     *,
+    label_free: bool = False,
     batch_size: int = BATCH,
     resumable: bool = False,
     progress: Progress = lambda what, done, total: None,
-) -> ClassPredictions:
+) -> Drawn:
     """Predict classes by a probe, fitted at the means, from the features at each draw.
 
-    With `resumable`, stopped work resumes in the next call with the same run, probe and images.
+    With `label_free`, label-free scores are accumulated too. With `resumable`, stopped work resumes in the next call
+    with the same run, probe and images.
     """
     images, run = _seen(reference, images, draws), reference.run
-    start = {name: Predictive(len(images), len(probe.bias)) for name in ClassPredictions._fields}
+    own = reference.own(images) if label_free else None
 
-    def take(found: dict[str, Predictive], k: int, advance: Advance) -> None:
+    def take(found: dict[str, Drawn], k: int, advance: Advance) -> None:
         with at_draw(run.encoder, run.config.seed, k):
             features = features_of(run.encoder, images, batch_size, advance)
-        found["aligned"].update(probe.probabilities(reference.aligned(features, k)))
-        found["unaligned"].update(probe.probabilities(features))
+        found["all"].update(reference, probe, features, k, own)
 
-    work = f"classes-{digest(images, *probe.tensors())}" if resumable else None
-    return ClassPredictions(**over_draws(reference, draws, start, take, len(images), work, progress))
+    start = {"all": Drawn.nothing(len(images), len(probe.bias), label_free)}
+    work = f"{'draws' if label_free else 'classes'}-{digest(images, *probe.tensors())}" if resumable else None
+    return over_draws(reference, draws, start, take, len(images), work, progress)["all"]
+
+
+def pass_draws(subject: Subject, images: Tensor, draws: int, what: str) -> Drawn:
+    """Pass images through all draws, with label-free scores; stopped work resumes in the next call."""
+    assert subject.reference is not None, "draws are the run's own encoder's"
+
+    def progress(_: str, done: int, total: int) -> None:
+        subject.progress(f"{what}: {len(images):,} images through {draws} draws", done, total)
+
+    return predict_classes(
+        subject.reference, subject.probe, images, draws, label_free=True, resumable=True, progress=progress
+    )
 
 
 class ProbePredictions(NamedTuple):
@@ -94,7 +192,7 @@ class ProbePredictions(NamedTuple):
 
     means: Tensor
     """(images, classes), float32, at the means."""
-    draws: ClassPredictions | None
+    draws: Drawn | None
     """Over draws; None for a deterministic run."""
 
 
@@ -103,7 +201,7 @@ def probe_predictions(
 ) -> ProbePredictions:
     """Classify the test images by the probe: at the means, and over aligned and unaligned draws."""
     means = subject.probe.probabilities(subject.test_features)
-    if is_deterministic(subject.run):
+    if subject.run.deterministic:
         return ProbePredictions(means, None)
     reference = subject.reference or ReferenceSet(subject.run)
     return ProbePredictions(
@@ -111,7 +209,7 @@ def probe_predictions(
     )
 
 
-# ------------------------------------------------------------------------------------------------------ without labels
+# ------------------------------------------------------------------------------------------------ levels of the network
 
 
 class Level(NamedTuple):
@@ -258,4 +356,4 @@ def _seen(reference: ReferenceSet, images: Tensor, draws: int) -> Tensor:
     if draws < 1:
         raise BadInput(f"draws={draws}: give at least 1.")
     reference.run.check(images)
-    return resized(images, reference.run.image_shape[-1])
+    return at_side(images, reference.run.image_shape[-1])

@@ -21,10 +21,8 @@ from byov.evaluation.encoder_check import (
 )
 from byov.evaluation.evaluate import keep_previous, median_sigma, results_path, weights_digest
 from byov.evaluation.measures import Measures, strict
-from byov.inference.features import features_of
 from byov.inference.inputs import in_channels, spread
-from byov.inference.load import Run
-from byov.inference.reference import ReferenceSet
+from byov.inference.run import ReferenceSet, Run, features_of
 from byov.training.monitors import effective_rank, feature_std
 
 IMAGES = 2000  # at most, for the spread of the features: an SVD of more is slow

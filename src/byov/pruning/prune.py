@@ -31,10 +31,9 @@ from byov._core.files import folder_written_whole, without_prefix, write_json, w
 from byov.config import Config, to_dict, to_yaml
 from byov.data.sources import open_source
 from byov.data.transforms import resized
-from byov.evaluation.labelled import Labelled, Subject, as_labelled
-from byov.inference.features import features_of
+from byov.evaluation.probe import Labelled, Subject, as_labelled
 from byov.inference.inputs import in_channels
-from byov.inference.load import Run, load
+from byov.inference.run import Run, features_of, load
 from byov.metrics import ece, top_k_accuracy
 from byov.pruning.criteria import Masks, Pruning, choose_masks, prunable_weights, sparsity_of
 from byov.pruning.structured import compact

@@ -15,10 +15,10 @@ from torch import Tensor
 from byov._core.cache import read_entry
 from byov._core.errors import BadInput
 from byov.config import BAYESIAN, Config, read_config
-from byov.evaluation.uncertainty import LABEL_FREE
+from byov.evaluation.predictive import LABEL_FREE
 from byov.runs import checkpoints
 from byov.runs.folder import RunFolder, read_log
-from byov.scoring.candidates import DEFAULT, DEFAULT_AT_MEANS
+from byov.scoring.scores import DEFAULT, DEFAULT_AT_MEANS
 
 Row = dict[str, Any]
 

@@ -2,7 +2,7 @@
 
 The runs must have the same reference images, so that their neighbourhoods can be compared. Each encodes images and
 reference images with its own network at its own draws; a run without random weights gives its means as one draw. The
-uncertainty is that of `candidates.DEFAULT` over all draws of all runs. Oddness and embedding are the first run's.
+uncertainty is that of `scores.DEFAULT` over all draws of all runs. Oddness and embedding are the first run's.
 
     scorer = EnsembleScorer(byov.load("runs/mine"), [byov.load("runs/other")])
     scorer.scores(images)                         # like `Scorer`
@@ -18,11 +18,8 @@ from torch import Tensor
 from byov._core.callbacks import Say, say_on_stderr
 from byov._core.errors import BadInput
 from byov.data.transforms import resized
-from byov.inference.features import BATCH, at_this_draw, before_draws
-from byov.inference.load import Run
-from byov.inference.reference import ReferenceSet, at_draw
-from byov.scoring.candidates import DEFAULT, ODDNESS, TermSums
-from byov.scoring.scorer import DRAWS, Scorer, is_deterministic
+from byov.inference.run import BATCH, ReferenceSet, Run, at_draw, at_this_draw, before_draws
+from byov.scoring.scores import DEFAULT, DRAWS, ODDNESS, Scorer, TermSums
 
 
 class EnsembleScorer(Scorer):
@@ -69,7 +66,7 @@ class EnsembleScorer(Scorer):
             if reference is self.reference:
                 embedding = features_at(None)
                 at_means.add(reference, embedding, None, own)
-            ks: Sequence[int | None] = [None] if is_deterministic(run) else range(self.draws)
+            ks: Sequence[int | None] = [None] if run.deterministic else range(self.draws)
             for k in ks:
                 over_draws.add(reference, features_at(k), k, own, self.reference)
             total += len(ks)

@@ -24,22 +24,21 @@ from torch.nn.functional import normalize
 
 from byov._core.callbacks import Say, say_on_stderr
 from byov.data.transforms import resized
-from byov.inference.features import BATCH, features_of
 from byov.inference.inputs import spread
-from byov.inference.load import Run
-from byov.inference.reference import ReferenceSet
+from byov.inference.run import BATCH, ReferenceSet, Run, features_of
 from byov.metrics.correlation import spearman
-from byov.scoring.candidates import (
+from byov.scoring.scores import (
     DEFAULT_AT_MEANS,
+    DRAWS,
     NEAR_SHARES,
     NEIGHBOURS,
     ODD_SHARE,
     ODDNESS,
+    Scorer,
     neighbour_count,
     reference_scores,
     usual_images,
 )
-from byov.scoring.scorer import DRAWS, Scorer
 
 POINTS = 12  # cosines of the profile that the head takes, evenly on a logarithmic scale
 PROFILE_SHARE = 1.5 * max(NEAR_SHARES)  # of the usual images: the profile reaches beyond the largest neighbourhood

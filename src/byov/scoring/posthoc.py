@@ -20,11 +20,10 @@ from torch.nn.functional import normalize
 
 from byov._core.callbacks import Progress
 from byov.data.transforms import resized
-from byov.inference.features import at_this_draw, before_draws
-from byov.inference.reference import aligned, at_draw, moments_of
+from byov.inference.run import aligned, at_draw, at_this_draw, before_draws, moments_of
 from byov.posterior import Posterior
 from byov.runs.split import divide
-from byov.scoring.candidates import CONSISTENT_SHARE, neighbour_count
+from byov.scoring.scores import CONSISTENT_SHARE, neighbour_count
 from byov.training.loop import Trainer
 
 IMAGES = 1000  # reference images whose neighbourhoods are compared

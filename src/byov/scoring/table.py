@@ -32,12 +32,11 @@ from byov._core.callbacks import Progress, Say, say_on_stderr
 from byov._core.errors import BadInput
 from byov._core.files import disk_space_checked, write_atomically, write_json, write_text
 from byov.data.image_files import printable
-from byov.data.stream import Chunk, Stream
+from byov.data.sources import Chunk, Stream
 from byov.inference.inputs import in_channels
-from byov.inference.load import Run
-from byov.inference.reference import ReferenceSet
+from byov.inference.run import ReferenceSet, Run
 from byov.runs.checkpoints import first_not_finite
-from byov.scoring.scorer import Scorer, Scores
+from byov.scoring.scores import Scorer, Scores
 
 CHUNK_IMAGES = 2048  # weights are drawn again for each chunk: with many images that costs nothing
 CHUNK_BYTES = 2**26  # of pixels; fewer images per chunk from 105 pixels on

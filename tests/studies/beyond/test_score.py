@@ -12,9 +12,8 @@ from sklearn.metrics import roc_auc_score
 import handmade
 from byov.data.shifts import shifted
 from byov.data.sources import open_source
-from byov.scoring.scorer import candidate_scores
 from byov.studies.beyond import score as score_study
-from byov.studies.beyond.score import _task, draw, ranking
+from byov.studies.beyond.score import _task, candidate_scores, draw, ranking
 
 
 def rows() -> list[dict]:

@@ -12,9 +12,9 @@ import torch
 
 from byov.config import Config, Model, Monitor, Optim
 from byov.evaluation.evaluate import evaluate
-from byov.evaluation.labelled import subject_of
 from byov.evaluation.measures import class_measures
-from byov.inference.load import Run, load
+from byov.evaluation.probe import subject_of
+from byov.inference.run import Run, load
 from byov.studies.framework import compare as comparing
 from byov.studies.framework.claims import Effect
 from byov.studies.framework.compare import (

@@ -10,8 +10,8 @@ import torch
 
 import handmade
 from byov.data.images import ImageSet
-from byov.evaluation.labelled import Labelled, Subject
-from byov.inference.load import Run
+from byov.evaluation.probe import Labelled, Subject
+from byov.inference.run import Run
 from byov.studies.framework.lab import Lab
 from byov.studies.paper import fig4_pruning
 from byov.studies.paper.fig4_pruning import (

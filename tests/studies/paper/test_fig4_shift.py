@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import handmade
 from byov.data.images import ImageSet
 from byov.data.shifts import SEVERITIES, SHIFTS
-from byov.evaluation.labelled import Labelled, Subject
-from byov.evaluation.section_measures import shift_measures, shift_names
-from byov.inference.load import Run
+from byov.evaluation.measures import shift_measures, shift_names
+from byov.evaluation.probe import Labelled, Subject
+from byov.inference.run import Run
 from byov.studies.framework.claims import verdict
 from byov.studies.framework.compare import predictions
 from byov.studies.framework.lab import Lab

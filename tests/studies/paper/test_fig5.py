@@ -11,7 +11,7 @@ import torch
 import handmade
 from byov.evaluation.predictive import predict_classes
 from byov.evaluation.probe import fit_probe
-from byov.inference.reference import ReferenceSet
+from byov.inference.run import ReferenceSet
 from byov.studies.framework.claims import verdict
 from byov.studies.framework.lab import Lab
 from byov.studies.paper import fig5

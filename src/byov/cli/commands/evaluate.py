@@ -18,7 +18,7 @@ from byov.config import absolute_source
 from byov.runs.folder import RunFolder
 
 if TYPE_CHECKING:
-    from byov.inference.load import Run
+    from byov.inference.run import Run
 
 NEED_LABELS = ("draws", "baseline", "shifts", "ood", "semi", "align", "finetune")  # options
 
@@ -66,7 +66,7 @@ def run(arguments: list[str]) -> int:
     from byov.data import fetch
     from byov.evaluation.evaluate import evaluate, results_path
     from byov.evaluation.unlabelled import evaluate_unlabelled, has_labels
-    from byov.inference.load import load
+    from byov.inference.run import load
     from byov.training.distributed.processes import joined, started
     from byov.training.loop import Interrupted
     from byov.training.resolve import resolve_device
@@ -148,7 +148,7 @@ def _mention_previous(path: Path, results: dict[str, Any], say: Say) -> None:
 def _supervised(opened: Run, options: Options) -> list[Run]:
     """Open the runs of --align; what rules them out is reported before the work starts."""
     from byov.evaluation.agreement import DRAWS, check
-    from byov.inference.load import load
+    from byov.inference.run import load
 
     if not options.align:
         return []

@@ -36,7 +36,7 @@ def run(arguments: list[str]) -> int:
     if process.rank() > 0:
         return process.DONE  # one process is enough
     from byov.export import export
-    from byov.inference.load import load
+    from byov.inference.run import load
 
     opened = load(options.run)
     with disk_space_checked(options.out or options.run):

@@ -53,7 +53,7 @@ def run(arguments: list[str]) -> int:
     if process.rank() > 0:
         return process.DONE  # one process is enough
     from byov.cli.progress import StageProgress, StepProgress
-    from byov.inference.load import load
+    from byov.inference.run import load
     from byov.pruning.criteria import Pruning
     from byov.pruning.prune import prune
     from byov.report.plots.run_figures import draw_pruning

@@ -15,7 +15,7 @@ from byov.cli import process, tables
 from byov.cli.parsing import parse
 
 if TYPE_CHECKING:
-    from byov.inference.reference import ReferenceSet
+    from byov.inference.run import ReferenceSet
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ def run(arguments: list[str]) -> int:
     if options.fast and options.ensemble:
         raise BadInput("--fast predicts the uncertainty of one run: leave out --ensemble or --fast.")
     from byov.cli.progress import SPEED, StageProgress, with_speed
-    from byov.data.stream import open_stream
+    from byov.data.sources import open_stream
     from byov.evaluation.encoder_check import unfinished
-    from byov.inference.load import load
+    from byov.inference.run import load
     from byov.report.gallery import write_gallery
     from byov.scoring.ensemble import EnsembleScorer
     from byov.scoring.one_pass import FastScorer
-    from byov.scoring.scorer import Scorer
+    from byov.scoring.scores import Scorer
     from byov.scoring.table import Scored, check_images, check_place, identity, page_path, score_images
     from byov.training.resolve import resolve_device
 

@@ -15,15 +15,13 @@ from matplotlib.figure import Figure
 
 from byov._core.callbacks import Say
 from byov.config import Config
-from byov.evaluation.labelled import plain_name, subject_of
-from byov.evaluation.measures import Scores, errors_of
-from byov.evaluation.section_measures import OOD_IMAGES, ood_images
-from byov.evaluation.uncertainty import LABEL_FREE, Drawn, pass_draws
-from byov.inference.load import Run
-from byov.inference.reference import ReferenceSet
+from byov.evaluation.measures import OOD_IMAGES, errors_of, ood_images
+from byov.evaluation.predictive import LABEL_FREE, Drawn, Scores, pass_draws
+from byov.evaluation.probe import plain_name, subject_of
+from byov.inference.run import ReferenceSet, Run
 from byov.metrics import auroc, ood_detection
 from byov.report.plots.seed_plots import STYLE, dots
-from byov.scoring.candidates import DEFAULT
+from byov.scoring.scores import DEFAULT
 from byov.studies.framework.claims import Claim, Row, Rows, select
 from byov.studies.framework.compare import Arms, compare, configs_of, effects
 from byov.studies.framework.lab import Lab

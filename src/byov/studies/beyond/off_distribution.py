@@ -19,18 +19,15 @@ from byov._core.callbacks import Say
 from byov._core.files import without_prefix
 from byov.config import Config
 from byov.data.shifts import SHIFTS, shifted
-from byov.evaluation.labelled import Subject, plain_name
-from byov.evaluation.probe import Probe
-from byov.evaluation.section_measures import SHIFT_SEED, ood_images, shift_names
-from byov.inference.features import features_of
+from byov.evaluation.measures import SHIFT_SEED, ood_images, shift_names
+from byov.evaluation.probe import Probe, Subject, plain_name
 from byov.inference.inputs import spread
-from byov.inference.load import Run
+from byov.inference.run import Run, features_of
 from byov.metrics import ece, knn_distance, max_softmax, ood_detection, top_k_accuracy
 from byov.metrics.resampling import RESAMPLES
 from byov.pruning.criteria import By, drop_weights, weight_scores
 from byov.pruning.prune import pruned_subject, top1_and_ece
 from byov.report.plots.seed_plots import STYLE, dots
-from byov.scoring.scorer import is_deterministic
 from byov.studies.framework.claims import Claim, Effect, Row, Rows, differences, select
 from byov.studies.framework.lab import Lab
 from byov.studies.measurements.pruned import room_above, start_caveats, start_of, tested_subject, top1_difference
@@ -90,7 +87,7 @@ def _some(images: Tensor) -> Tensor:
 def _pruned(subject: Subject, sparsity: float) -> dict[str, Subject]:
     """The run's encoder, and its copies without the lowest-scoring weights of every layer."""
     posterior = subject.run.learner.posterior
-    scores: tuple[By, ...] = ("magnitude",) if is_deterministic(subject.run) else ("snr", "magnitude")
+    scores: tuple[By, ...] = ("magnitude",) if subject.run.deterministic else ("snr", "magnitude")
     masks = {by: drop_weights(weight_scores(posterior, by), sparsity) for by in scores}
     return {UNPRUNED: subject} | {str(by): pruned_subject(subject, mask) for by, mask in masks.items()}
 

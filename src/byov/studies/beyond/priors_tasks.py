@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from byov._core.callbacks import Say
 from byov._core.errors import BadInput
 from byov.config import Config
-from byov.evaluation.labelled import plain_name, subject_of
 from byov.evaluation.measures import errors_of, strict
-from byov.inference.load import Run
+from byov.evaluation.probe import plain_name, subject_of
+from byov.inference.run import Run
 from byov.metrics import auroc, max_softmax
 from byov.report.plots.seed_plots import STYLE, dots
 from byov.studies.framework.claims import Claim, Effect, Row, Rows, differences, rooms, select

@@ -28,8 +28,8 @@ from byov._core.callbacks import Say
 from byov._core.randomness import RandomStream, permutation
 from byov.config import Config
 from byov.data.transforms import resized
-from byov.evaluation.labelled import Subject
-from byov.inference.load import Run, load
+from byov.evaluation.probe import Subject
+from byov.inference.run import Run, load
 from byov.metrics import top_k_accuracy
 from byov.metrics.resampling import RESAMPLES
 from byov.posterior import Posterior
@@ -55,7 +55,6 @@ from byov.pruning.prune import (
 )
 from byov.pruning.structured import compact
 from byov.report.plots.seed_plots import COLOURS, MARKERS, STYLE
-from byov.scoring.scorer import is_deterministic
 from byov.studies.framework.claims import Claim, Effect, Effects, Row, Rows, differences, select
 from byov.studies.framework.lab import Lab
 from byov.studies.measurements.pruned import room_above, start_caveats, start_of, tested_subject, top1_difference
@@ -101,7 +100,7 @@ def ablation_rows(run: Run, say: Say) -> Rows:
     """Return all rows of one run: single weights and, where weights are random, whole units and retraining."""
     subject = tested_subject(run, say, IMAGES)
     rows = [_unpruned(subject), *weight_rows(subject)]
-    if not is_deterministic(run):
+    if not run.deterministic:
         rows += [*unit_rows(subject), *retrained_rows(subject, say)]
     start = start_of(run)
     return [row | start for row in rows]
@@ -141,7 +140,7 @@ def weight_rows(subject: Subject) -> Iterator[Row]:
     """Every part, scope and sparsity; where nothing is random, by magnitude alone."""
     run, posterior = subject.run, subject.run.learner.posterior
     prunable = prunable_weights(posterior)
-    others = [] if is_deterministic(run) else [part for part in PARTS if part != "magnitude"]
+    others = [] if run.deterministic else [part for part in PARTS if part != "magnitude"]
     scores = {part: part_scores(posterior, part, run.config.seed) for part in ("magnitude", *others)}
     for scope in SCOPES:
         for sparsity in SPARSITIES:

@@ -8,22 +8,25 @@ Other data sets only report. Baselines that use labels are shown for comparison 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from statistics import mean
 from typing import Any
 
 import matplotlib as mpl
 import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
+from byov._core.callbacks import Progress
 from byov.config import Config
 from byov.data.shifts import SEVERITIES, shifted
 from byov.data.sources import open_source
 from byov.evaluation.evaluate import evaluate
-from byov.evaluation.uncertainty import LABEL_FREE
+from byov.evaluation.predictive import LABEL_FREE
 from byov.inference.inputs import at_side, spread
-from byov.inference.load import Run
+from byov.inference.run import BATCH, ReferenceSet, Run
 from byov.metrics import auroc
-from byov.scoring.scorer import candidate_scores
+from byov.scoring.scores import AT_MEANS, BLOCK, CANDIDATES, check_candidate, score_block
 from byov.studies.framework.claims import Rows, select
 from byov.studies.framework.lab import Lab
 
@@ -79,6 +82,29 @@ def noise_measures(run: Run, draws: int) -> dict[str, dict[str, float]]:
             found[name][f"auroc.{severity}"] = float(auroc(both, noisy))
             found[name][f"mean.{severity}"] = float(scores.mean() / before[name].mean())
     return found
+
+
+def candidate_scores(
+    run: Run,
+    images: Tensor,
+    draws: int = 20,
+    names: Iterable[str] | None = None,
+    *,
+    batch_size: int = BATCH,
+    progress: Progress = lambda what, done, total: None,
+) -> dict[str, Tensor]:
+    """Score images with several candidates in one pass over the draws; `names=None`: all that the run allows."""
+    if names is None:
+        names = AT_MEANS if run.deterministic else CANDIDATES
+    for name in (names := list(names)):
+        check_candidate(run, name, draws)
+    run.check(images)
+    reference = ReferenceSet(run)
+    parts: list[dict[str, Tensor]] = []
+    for i, block in enumerate(torch.split(images, BLOCK)):
+        parts.append(score_block(reference, block, names, draws, batch_size)[0])
+        progress(f"scoring {len(images):,} images", i * BLOCK + len(block), len(images))
+    return {name: torch.cat([part[name] for part in parts]) for name in names}
 
 
 def _task(key: str) -> tuple[str | None, str]:

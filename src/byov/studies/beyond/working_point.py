@@ -25,11 +25,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from byov.config import Config
-from byov.evaluation.labelled import Labelled, Subject, load_labelled
-from byov.evaluation.measures import below
-from byov.evaluation.predictive import probe_predictions
-from byov.evaluation.section_measures import held_out
-from byov.inference.load import Run
+from byov.evaluation.measures import held_out
+from byov.evaluation.predictive import below, probe_predictions
+from byov.evaluation.probe import Labelled, Subject, load_labelled
+from byov.inference.run import Run
 from byov.metrics import brier, ece, nll, top_k_accuracy
 from byov.report.plots.seed_plots import BLUE, ORANGE, PURPLE
 from byov.studies.framework.claims import Row, Rows, select

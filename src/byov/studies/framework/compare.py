@@ -21,10 +21,10 @@ from torch import Tensor
 
 from byov._core.files import write_atomically
 from byov.config import Config
-from byov.evaluation.labelled import Subject, subject_of
 from byov.evaluation.measures import class_measures, strict
 from byov.evaluation.predictive import probe_predictions
-from byov.inference.load import Run
+from byov.evaluation.probe import Subject, subject_of
+from byov.inference.run import Run
 from byov.metrics import spearman
 from byov.metrics.resampling import paired_replicates, sampling_floor
 from byov.runs.folder import RunFolder, read_log

@@ -33,9 +33,9 @@ from byov._core.files import write_atomically, write_json, write_text
 from byov.config import BAYESIAN, NOT_IDENTITY, Config, flatten, merge, read_recipe, to_dict, to_yaml
 from byov.data import fetch
 from byov.data.sources import open_source
-from byov.evaluation.labelled import plain_name
 from byov.evaluation.measures import strict
-from byov.inference.load import Run, load
+from byov.evaluation.probe import plain_name
+from byov.inference.run import Run, load
 from byov.runs.folder import RunFolder
 from byov.studies.framework.claims import Row, Rows
 from byov.studies.framework.replicates import REPLICATES

@@ -19,7 +19,7 @@ from typing import Any
 from byov import __version__
 from byov._core.errors import BadInput
 from byov._core.files import write_atomically, write_json, write_text
-from byov.evaluation.labelled import plain_name
+from byov.evaluation.probe import plain_name
 from byov.studies.framework.checklist import BEYOND, NOT_JUDGED, SECTIONS, NotJudged, sections
 from byov.studies.framework.claims import WORDS, Claim, Effect, Rows, Verdict, verdict
 from byov.studies.framework.lab import find, names

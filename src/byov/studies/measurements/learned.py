@@ -12,8 +12,8 @@ from torch import nn
 
 from byov._core.callbacks import Say
 from byov.evaluation.evaluate import PIXELS
-from byov.evaluation.labelled import subject_of
-from byov.inference.load import Run
+from byov.evaluation.probe import subject_of
+from byov.inference.run import Run
 from byov.metrics import top_k_accuracy
 from byov.metrics.resampling import RESAMPLES
 from byov.studies.framework.claims import Row, Rows, differences, judge

@@ -9,9 +9,9 @@ from statistics import mean
 from torch import Tensor
 
 from byov._core.callbacks import Say
-from byov.evaluation.labelled import Subject, subject_of
+from byov.evaluation.probe import Subject, subject_of
 from byov.inference.inputs import spread
-from byov.inference.load import Run
+from byov.inference.run import Run
 from byov.metrics import pearson
 from byov.metrics.resampling import paired_top1
 from byov.pruning.criteria import prunable_weights

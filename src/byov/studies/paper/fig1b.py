@@ -18,7 +18,7 @@ from torch import Tensor
 
 from byov.config import Config
 from byov.evaluation.agreement import align, density, given_both
-from byov.inference.load import Run
+from byov.inference.run import Run
 from byov.metrics import gaussian_fit, partial_pearson, partial_spearman, pearson, spearman
 from byov.metrics.correlation import misfit_replicates
 from byov.metrics.resampling import RESAMPLES, replicates

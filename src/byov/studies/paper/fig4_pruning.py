@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from byov.config import Config
-from byov.evaluation.labelled import Subject, subject_of
-from byov.inference.load import Run
+from byov.evaluation.probe import Subject, subject_of
+from byov.inference.run import Run
 from byov.metrics.resampling import RESAMPLES
 from byov.pruning.criteria import By, Pruning, choose_masks
 from byov.pruning.prune import pruned_subject, top1_and_ece

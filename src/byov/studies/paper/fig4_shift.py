@@ -19,11 +19,10 @@ from torch import Tensor
 
 from byov.config import Config
 from byov.data.shifts import SEVERITIES, SHIFTS, shifted
-from byov.evaluation.labelled import Subject, subject_of
-from byov.evaluation.section_measures import SHIFT_SEED, shift_names
-from byov.inference.features import features_of
+from byov.evaluation.measures import SHIFT_SEED, shift_names
+from byov.evaluation.probe import Subject, subject_of
 from byov.inference.inputs import spread
-from byov.inference.load import Run
+from byov.inference.run import Run, features_of
 from byov.metrics.resampling import RESAMPLES, WeightedMeasures, replicates, sampling_floor
 from byov.report.plots.seed_plots import LOOKS
 from byov.studies.framework.claims import NO_NUMBER, Claim, Row, Rows, at_most, differences, rooms, select

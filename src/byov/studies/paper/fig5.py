@@ -16,12 +16,9 @@ from torch import Tensor
 
 from byov.config import Config
 from byov.data.shifts import shifted
-from byov.evaluation.labelled import subject_of
-from byov.evaluation.probe import Probe
-from byov.inference.features import features_of
+from byov.evaluation.probe import Probe, subject_of
 from byov.inference.inputs import spread
-from byov.inference.load import Run
-from byov.inference.reference import ReferenceSet, at_draw
+from byov.inference.run import ReferenceSet, Run, at_draw, features_of
 from byov.metrics.over_draws import predictive_over_draws
 from byov.report.plots.seed_plots import LOOKS, draw_band
 from byov.studies.framework.claims import NO_NUMBER, Claim, Effect, Effects, Row, Rows, at_most, select

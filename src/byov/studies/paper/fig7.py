@@ -25,8 +25,7 @@ from byov.data.shifts import gaussian_noise
 from byov.data.sources import open_source
 from byov.evaluation.predictive import Level, predict_levels
 from byov.inference.inputs import at_side, spread
-from byov.inference.load import Run
-from byov.inference.reference import ReferenceSet
+from byov.inference.run import ReferenceSet, Run
 from byov.metrics import pearson, spearman
 from byov.metrics.resampling import RESAMPLES, replicates
 from byov.studies.framework.claims import NO_NUMBER, Claim, Rows, at_most, select, statistics

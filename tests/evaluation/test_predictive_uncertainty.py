@@ -8,14 +8,12 @@ import torch
 import handmade
 from byov.data.images import ImageSet
 from byov.evaluation import predictive
-from byov.evaluation.labelled import Labelled, Subject
-from byov.evaluation.predictive import predict_classes
-from byov.evaluation.uncertainty import LABEL_FREE, Drawn, pass_draws, scores_at_means
-from byov.inference.features import features_of
-from byov.inference.reference import ReferenceSet
+from byov.evaluation.predictive import LABEL_FREE, Drawn, pass_draws, predict_classes, scores_at_means
+from byov.evaluation.probe import Labelled, Subject
+from byov.inference.run import ReferenceSet, features_of
 from byov.metrics import entropy, knn_distance, mahalanobis
-from byov.scoring.candidates import CANDIDATES
-from byov.scoring.scorer import candidate_scores
+from byov.scoring.scores import CANDIDATES
+from byov.studies.beyond.score import candidate_scores
 
 IMAGES = handmade.images(30, seed=1)
 
@@ -31,7 +29,7 @@ def subject(tmp_path: Path) -> Subject:
 
 
 def test_one_pass_equals_two(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("byov.scoring.candidates.BLOCK", 7)
+    monkeypatch.setattr("byov.scoring.scores.BLOCK", 7)
     drawn = pass_draws(subject, IMAGES, 4, "test")
     assert subject.reference is not None
     classes = predict_classes(subject.reference, subject.probe, IMAGES, 4)

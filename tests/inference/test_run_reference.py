@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 import handmade
 from byov._core.errors import BadInput
-from byov.inference import reference
-from byov.inference.features import features_of
-from byov.inference.reference import Moments, ReferenceSet, aligned, at_draw, constant, moments_of
+from byov.inference import run as inference
+from byov.inference.run import Moments, ReferenceSet, aligned, at_draw, constant, features_of, moments_of
 from byov.runs.split import divide
 
 
@@ -104,7 +103,7 @@ def test_other_weights_do_not_find_the_old_features(run) -> None:
 
 
 def test_the_cache_is_bounded(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "CACHE_BYTES", 2 * 100 * 5 * 4)  # two draws of 100 images with 5 features
+    monkeypatch.setattr(inference, "CACHE_BYTES", 2 * 100 * 5 * 4)  # two draws of 100 images with 5 features
     known = ReferenceSet(run)
     for k in range(4):
         known.at(k)

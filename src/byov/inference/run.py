@@ -1,9 +1,15 @@
-"""The reference set of a run: unlabelled training images, against which every weight draw is compared.
+"""A run in use: its networks, its features of images at the means or at a weight draw, and its reference set.
 
-A weight draw moves the representation of all images together. How it moves the reference images shows how to undo that:
-`aligned` maps features at a draw to where the reference set is at the means. Reference features are cached in
-`RUN/reference/DIGEST/`, one file per draw. The digest covers the weights and the images, so training further starts a
-new cache.
+Features are computed in evaluation mode and without autograd, batch by batch. On a CPU with a few cores, each core
+takes separate batches: torch's threads, which share each operation, would wait for each other between any two.
+`make bench` has the gain (trick: own threads, forward). Convolutional networks run as a copy with BatchNorm folded
+(`backbones/folded_copy.py`). Frozen stages have the same output at every draw: `before_draws` runs them once,
+`at_this_draw` the rest.
+
+The reference set is unlabelled training images, against which every weight draw is compared. A weight draw moves the
+representation of all images together. How it moves the reference images shows how to undo that: `aligned` maps features
+at a draw to where the reference set is at the means. Reference features are cached in `RUN/reference/DIGEST/`, one file
+per draw. The digest covers the weights and the images, so training further starts a new cache.
 """
 
 from __future__ import annotations
@@ -14,24 +20,199 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from byov._core.cache import Entry, read_entry, write_entry
 from byov._core.errors import BadInput
+from byov._core.files import without_prefix
 from byov._core.randomness import RandomStream, generator
+from byov._core.threads import in_order
+from byov.backbones import Encoder
+from byov.backbones.folded_copy import inference_copy
+from byov.config import Config, merge
 from byov.data.sources import open_source
 from byov.data.transforms import resized
-from byov.inference.features import at_this_draw, before_draws
-from byov.inference.load import Run
 from byov.posterior import Posterior
+from byov.runs import checkpoints
 from byov.runs.folder import RunFolder
 from byov.runs.split import SPLIT, read_pixels
+from byov.training.distributed.processes import Processes
+from byov.training.learners import AnyLearner, build_learner
 
+BATCH = 128  # images at a time; from 64 to 512 the speed on one core is the same within 8%; memory is not
+LEAST = 32  # images per core: with fewer, a forward pass spends its time on calling its operations
+FEW = 8  # cores: more would wait for Python's lock, which each operation takes
 CACHE_BYTES = 1 << 29  # of reference features per run: 64 draws of 1,000 images at ResNet-50's 2,048 features
+
+
+# ---------------------------------------------------------------------------------------------------------------- a run
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's networks at its last checkpoint, in evaluation mode."""
+
+    folder: Path
+    config: Config
+    learner: AnyLearner
+    encoder: Posterior
+    """A posterior over the encoder: `run.encoder(images)` at the means, `with run.encoder.sampled(): ...` at a draw."""
+    step: int
+    image_shape: tuple[int, int, int]
+    classes: int | None
+    fingerprint: str | None = None
+    """Of the source's training images (`ImageSet.fingerprint`), as they were then."""
+    processes: Processes = field(default_factory=Processes)
+    """Those that have opened it together: they share its draws."""
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether no weight of the encoder is random."""
+        return self.encoder.means.numel() == 0
+
+    def features(self, images: Tensor) -> Tensor:
+        """Features (N, width) of uint8 or [0, 1] images (N, C, H, W), at the means; other sides are resized first."""
+        self.check(images)
+        return features_of(self.encoder, images, size=self.image_shape[-1])
+
+    def teacher_encoder(self) -> nn.Module:
+        """The teacher's encoder."""
+        if self.learner.teacher is None:
+            raise BadInput(f"{self.folder} is a {self.config.method} run, which has no teacher: leave out --teacher.")
+        return self.learner.teacher.module.get_submodule("encoder")
+
+    def untrained_encoder(self) -> nn.Module:
+        """The same encoder with the random weights that its seed gives, whatever --init put in their place."""
+        fresh = (
+            build_learner(self.config, self.image_shape, self.classes).posterior.unwrapped().get_submodule("encoder")
+        )
+        fresh.set_pixel_statistics(self.encoder.module.pixel_mean, self.encoder.module.pixel_std)  # type: ignore[operator]
+        return fresh
+
+    def check(self, images: Tensor) -> None:
+        """Images that are not square, or of other channels than the run's, are bad input."""
+        if images.dim() != 4 or images.shape[1] != self.image_shape[0] or images.shape[2] != images.shape[3]:
+            raise BadInput(
+                f"{self.folder} takes images of shape (N, {', '.join(map(str, self.image_shape))}), or other squares, "
+                f"not {tuple(images.shape)}: convert or crop them first."
+            )
+
+
+def load(folder: str | Path, device: str = "cpu", processes: Processes | None = None) -> Run:
+    """Opens a run folder, alone or in each of several processes, which then ask for the same draws at the same time.
+
+    In training mode a call would use, and change, BatchNorm's statistics: it is not in it.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise BadInput(f"there is no run {folder}: train one with `byov train`, or check the path.")
+    path = RunFolder(folder).checkpoint
+    tensors, state = checkpoints.load(path)
+    config = merge(Config(), state["config"], str(path))
+    shape: Any = tuple(state["image_shape"])
+    learner = build_learner(config, shape, state["classes"], device)
+    learner.posterior.load_tensors(without_prefix(tensors, "student."), str(path))
+    if learner.teacher is not None:
+        learner.teacher.load_tensors(without_prefix(tensors, "teacher."), str(path))
+        learner.teacher.eval()
+    encoder = learner.posterior.eval().part("encoder").eval()
+    classes, seen = state["classes"], state["fingerprint"]
+    return Run(folder, config, learner, encoder, state["step"], shape, classes, seen, processes or Processes())
+
+
+# ------------------------------------------------------------------------------------------------------------- features
+
+
+def features_of(
+    encoder: nn.Module,
+    images: Tensor,
+    batch_size: int = BATCH,
+    advance: Callable[[int], None] = lambda count: None,
+    size: int | None = None,
+) -> Tensor:
+    """Compute features (N, width), float32, on the CPU, of uint8 or [0, 1] images (N, C, H, W), resized to `size`."""
+    features = torch.cat([part.float().cpu() for part in outputs_of(encoder, images, batch_size, advance, size)])
+    bad = int((~features.isfinite().all(1)).sum())
+    if bad:
+        raise BadInput(
+            f"the features of {bad:,} of {len(images):,} images are not finite: the encoder has diverged, or the "
+            "images have values that are not finite; check both."
+        )
+    return features
+
+
+def before_draws(encoder: nn.Module, images: Tensor, size: int, batch_size: int = BATCH) -> Tensor:
+    """Return what does not depend on the draw: activations after frozen stages, or the resized images."""
+    if not has_trunk(encoder):
+        return resized(images, size)
+    return torch.cat(list(outputs_of(_Part(encoder, "trunk"), images, batch_size, size=size)))
+
+
+def at_this_draw(encoder: nn.Module, before: Tensor, batch_size: int = BATCH) -> Tensor:
+    """Compute features (N, width), like `features_of`, from what `before_draws` returned."""
+    return features_of(_Part(encoder, "after_trunk") if has_trunk(encoder) else encoder, before, batch_size)
+
+
+def has_trunk(encoder: nn.Module) -> bool:
+    """Return whether stages of the encoder are frozen."""
+    inner = encoder.module if isinstance(encoder, Posterior) else encoder
+    return isinstance(inner, Encoder) and inner.has_trunk
+
+
+class _Part(nn.Module):
+    """One of the two parts of an encoder with frozen stages."""
+
+    def __init__(self, encoder: nn.Module, part: str) -> None:
+        super().__init__()
+        self.encoder = encoder.module if isinstance(encoder, Posterior) else encoder
+        self.part = part
+        self.training = encoder.training
+
+    def forward(self, x: Tensor) -> Tensor:
+        return getattr(self.encoder, self.part)(x)  # type: ignore[no-any-return]
+
+
+def outputs_of(
+    network: nn.Module,
+    images: Tensor,
+    batch_size: int = BATCH,
+    advance: Callable[[int], None] = lambda count: None,
+    size: int | None = None,
+) -> Iterator[Any]:
+    """Yield network(batch) for all images, in order; `batch_size` images at a time, at least LEAST per core.
+
+    Do not call it under `autocast`, which does not reach other threads.
+    """
+    was_training = network.training
+    device = next((t.device for t in (*network.buffers(), *network.parameters())), images.device)
+    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    own = 1 < threads <= FEW and len(images) >= threads * LEAST
+
+    network.eval()
+    with torch.no_grad():
+        fast = inference_copy(network)
+
+    @torch.no_grad()
+    def passed(batch: Tensor) -> tuple[int, Any]:
+        batch = batch.to(device)
+        return len(batch), fast(batch if size is None else resized(batch, size))
+
+    mine = min(batch_size, max(LEAST, batch_size // threads), -(-len(images) // threads)) if own else batch_size
+    try:
+        for count, output in (in_order if own else map)(passed, torch.split(images, mine)):
+            yield output
+            advance(count)
+    finally:
+        network.train(was_training)
+
+
+# ---------------------------------------------------------------------------------------------------- the reference set
 
 
 class Moments(NamedTuple):
@@ -96,8 +277,6 @@ class ReferenceSet:
         self.folder = RunFolder(run.folder).reference / self._digest()
         self._last: tuple[int, ReferenceFeatures] | None = None
 
-    # ------------------------------------------------------------------------------------------------------- features
-
     @cached_property
     def means(self) -> ReferenceFeatures:
         """The reference set at the means."""
@@ -157,8 +336,6 @@ class ReferenceSet:
     def _positions(self) -> dict[int, int]:
         keys = self.cached("pixels", lambda: torch.tensor(_keys(self.images))).tolist()
         return {key: position for position, key in enumerate(keys)}
-
-    # --------------------------------------------------------------------------------------------------------- images
 
     @cached_property
     def images(self) -> Tensor:

@@ -10,20 +10,20 @@ from sklearn.covariance import shrunk_covariance
 from sklearn.neighbors import NearestNeighbors
 
 import handmade
-from byov.inference.load import Run
-from byov.inference.reference import ReferenceSet, at_draw
-from byov.scoring.candidates import (
+from byov.inference.run import ReferenceSet, Run, at_draw
+from byov.scoring.scores import (
     CANDIDATES,
     NEIGHBOURS,
     TERMS,
     Candidate,
     OneDraw,
+    Scorer,
     TermSums,
     neighbour_count,
     reference_scores,
     usual_images,
 )
-from byov.scoring.scorer import Scorer, candidate_scores
+from byov.studies.beyond.score import candidate_scores
 
 IMAGES = handmade.images(7, seed=1)
 DRAWS = 4
@@ -245,7 +245,7 @@ def test_sums_of_two_processes_merge_and_blocks_change_nothing(run: Run, monkeyp
     first, second = sums(range(1)), sums(range(1, DRAWS))
     first.merge(second.totals)
     torch.testing.assert_close(first.scores(DRAWS), whole)
-    monkeypatch.setattr("byov.scoring.candidates.BLOCK", 3)
+    monkeypatch.setattr("byov.scoring.scores.BLOCK", 3)
     torch.testing.assert_close(sums(range(DRAWS)).scores(DRAWS), whole, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(candidate_scores(run, IMAGES, DRAWS, names), whole, rtol=1e-4, atol=1e-5)
 

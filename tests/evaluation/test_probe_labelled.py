@@ -14,9 +14,9 @@ import handmade
 from byov._core.errors import BadInput
 from byov.data.images import ImageSet
 from byov.data.transforms import resized
-from byov.evaluation.labelled import load_labelled
+from byov.evaluation.probe import load_labelled
 from byov.inference.inputs import at_side, in_channels, spread
-from byov.inference.load import Run
+from byov.inference.run import Run
 
 
 def run(folder: Path, channels: int) -> Run:

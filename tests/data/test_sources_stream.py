@@ -12,8 +12,7 @@ from PIL import Image
 
 from byov._core.errors import BadInput
 from byov.data.image_folder import storage_side
-from byov.data.sources import open_source
-from byov.data.stream import open_stream
+from byov.data.sources import open_source, open_stream
 from byov.data.transforms import resized
 
 SIDE = 16

@@ -9,10 +9,9 @@ from scipy.stats import percentileofscore
 
 import handmade
 from byov._core.errors import BadInput
-from byov.inference.load import Run
-from byov.inference.reference import ReferenceSet
-from byov.scoring.candidates import AT_MEANS, CANDIDATES
-from byov.scoring.scorer import Scorer, candidate_scores
+from byov.inference.run import ReferenceSet, Run
+from byov.scoring.scores import AT_MEANS, CANDIDATES, Scorer
+from byov.studies.beyond.score import candidate_scores
 
 IMAGES = handmade.images(7, seed=1)
 DRAWS = 4
@@ -73,7 +72,8 @@ def test_chunks_and_batches_change_nothing_and_calibration_is_cached(run: Run) -
 
 def test_a_block_after_another(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, everything = Scorer(run, draws=DRAWS).scores(IMAGES), candidate_scores(run, IMAGES, DRAWS)
-    monkeypatch.setattr("byov.scoring.scorer.BLOCK", 3)
+    monkeypatch.setattr("byov.scoring.scores.BLOCK", 3)
+    monkeypatch.setattr("byov.studies.beyond.score.BLOCK", 3)
     reported: list[tuple[int, int]] = []
     again = candidate_scores(run, IMAGES, DRAWS, progress=lambda what, done, total: reported.append((done, total)))
     assert reported == [(3, 7), (6, 7), (7, 7)]

@@ -11,7 +11,7 @@ from byov._core.errors import BadInput
 from byov.backbones import build_encoder
 from byov.backbones.vit import Size, ViT
 from byov.config import Model
-from byov.inference.features import FEW, LEAST, at_this_draw, before_draws, features_of, has_trunk, outputs_of
+from byov.inference.run import FEW, LEAST, at_this_draw, before_draws, features_of, has_trunk, outputs_of
 from byov.posterior import Posterior
 
 IMAGES = torch.rand(300, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -37,7 +37,7 @@ class Seen(nn.Module):
 
 
 @pytest.mark.parametrize("count", [2, 3, FEW + 1])
-def test_features_do_not_hang_on_the_threads(count: int) -> None:
+def test_features_do_not_depend_on_threads(count: int) -> None:
     network = encoder()
     torch.set_num_threads(1)
     expected = features_of(network, IMAGES)

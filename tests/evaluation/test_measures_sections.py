@@ -16,10 +16,8 @@ from torch.nn.functional import normalize
 import handmade
 from byov.data.images import ImageSet
 from byov.data.shifts import SEVERITIES, SHIFTS
-from byov.evaluation import section_measures
-from byov.evaluation.labelled import Labelled, Subject
-from byov.evaluation.probe import fit_probe
-from byov.evaluation.section_measures import (
+from byov.evaluation import measures
+from byov.evaluation.measures import (
     held_out,
     label_lists,
     probe_measures,
@@ -29,7 +27,8 @@ from byov.evaluation.section_measures import (
     shift_settings,
     uncertainty_section,
 )
-from byov.inference.reference import ReferenceSet
+from byov.evaluation.probe import Labelled, Subject, fit_probe
+from byov.inference.run import ReferenceSet
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=400))
@@ -130,8 +129,8 @@ def test_grey_images_have_no_shifts_of_colour(tmp_path: Path) -> None:
 
 
 def test_a_stronger_shift_is_worse_and_draws_see_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(section_measures, "SHIFT_DRAWN_IMAGES", 8)
-    monkeypatch.setattr(section_measures, "SHIFT_DRAWS", 2)
+    monkeypatch.setattr(measures, "SHIFT_DRAWN_IMAGES", 8)
+    monkeypatch.setattr(measures, "SHIFT_DRAWS", 2)
     steps: list[int] = []
     whom = shift_subject(tmp_path, 1, nn.Flatten())  # raw pixels: 16 for 40 images, which a probe learns by heart
     at_means = shift_measures(whom, "salt_pepper", 0, steps.append)

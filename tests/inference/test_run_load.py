@@ -14,8 +14,7 @@ from byov.config import Config, Model, Monitor, Optim
 from byov.data.sources import open_source
 from byov.data.transforms import resized
 from byov.evaluation.evaluate import evaluate
-from byov.inference.features import features_of
-from byov.inference.load import load
+from byov.inference.run import features_of, load
 from byov.training.prepare import prepare
 
 SMALL = Config(
@@ -70,7 +69,7 @@ def test_the_untrained_encoder_is_that_of_step_zero(run, tmp_path) -> None:
     assert not torch.equal(run.features(images), expected)
 
 
-def test_features_do_not_hang_on_the_batch_size_and_leave_the_mode_alone(run) -> None:
+def test_features_do_not_depend_on_the_batch_size_and_leave_the_mode_alone(run) -> None:
     images = open_source("digits").load("test").images[:30]
     run.encoder.train()
     torch.testing.assert_close(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.preprocessing import StandardScaler
 
-from byov.scoring.near_duplicates import RIDGE, near_duplicates
+from byov.report.gallery import RIDGE, near_duplicates
 
 
 def embeddings(count: int = 100, width: int = 16, seed: int = 0) -> np.ndarray:
