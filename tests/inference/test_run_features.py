@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,16 @@ from byov._core.errors import BadInput
 from byov.backbones import build_encoder
 from byov.backbones.vit import Size, ViT
 from byov.config import Model
-from byov.inference.run import FEW, LEAST, at_this_draw, before_draws, features_of, has_trunk, outputs_of
+from byov.inference.run import (
+    FEW,
+    LEAST,
+    at_this_draw,
+    before_draws,
+    features_of,
+    has_trunk,
+    outputs_of,
+    shared_trunks,
+)
 from byov.posterior import Posterior
 
 IMAGES = torch.rand(300, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -162,3 +172,45 @@ def test_features_that_are_not_finite_are_refused() -> None:
     images[7, 0, 0, 0] = float("nan")
     with pytest.raises(BadInput, match="features of 1 of 300 images are not finite"):
         features_of(encoder(), images)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Model(width=16, depth=2, heads=2, patch=2, frozen_until="blocks.0"),
+        Model("resnet-18", width=4, stem="cifar", frozen_until="layer2", frozen_statistics=True),
+    ],
+    ids=lambda model: model.backbone,
+)
+def test_runs_of_one_trunk_share_its_activations(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def posterior(seed: int, scale: float = 1.0) -> Posterior:
+        """The trunk's weights are those of seed 0, times a scale; the other means depend on the seed."""
+        torch.manual_seed(0)
+        found = Posterior(build_encoder(model, (1, 8, 8)), init_log_variance=-4.0)
+        with torch.no_grad():
+            found.means.add_(0.1 * seed)
+            for parameter in found.module.parameters():
+                parameter.mul_(scale)
+        return found
+
+    images, passed = IMAGES[:40], []
+    kind = type(posterior(0).module)
+    trunk = kind.trunk
+    monkeypatch.setattr(kind, "trunk", lambda self, x: passed.append(len(x)) or trunk(self, x))
+    runs = [posterior(0), posterior(1), posterior(1)]
+    expected = [features_of(run, images, size=8) for run in runs]
+    assert not torch.allclose(expected[0], expected[1], atol=0.01)
+    with shared_trunks(tmp_path):
+        for run, plain in zip(runs, expected, strict=True):
+            advanced: list[int] = []
+            found = features_of(run, images, advance=advanced.append, size=8)
+            torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5)
+            assert sum(advanced) == 40
+        with torch.no_grad(), runs[0].sampled(torch.manual_seed(3)):
+            drawn = features_of(runs[0], images, size=8)
+        assert sum(passed) == 40 and not torch.allclose(drawn, expected[0], atol=0.01)
+        features_of(posterior(0, 1.5), images, size=8)  # another trunk
+        features_of(runs[0], images[:30], size=8)  # other images
+    assert sum(passed) == 40 + 40 + 30
+    features_of(runs[0], images, size=8)  # shared only inside the block
+    assert len(list(tmp_path.iterdir())) == 3

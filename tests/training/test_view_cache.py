@@ -7,6 +7,7 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -292,13 +293,6 @@ def test_too_little_disk_is_one_sentence_before_anything_is_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_labels_need_no_cache(tmp_path: Path, source: Path) -> None:
-    config = settings(source, "supervised", posterior=Posterior())
-    trainer = prepared(config, tmp_path / "run")
-    assert trainer.config.views.cached == 0 and trainer.view_cache is None
-    trainer._advance()
-
-
 def test_what_is_written_beside_it(tmp_path: Path, source: Path) -> None:
     trainer = prepared(settings(source), tmp_path / "run")
     about = json.loads((tmp_path / "run" / "cache" / "views.json").read_text())
@@ -332,3 +326,60 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     for a, b, c in zip(first, second, own, strict=True):
         assert torch.equal(a, b)
         torch.testing.assert_close(a, c.detach(), rtol=1e-6, atol=1e-9)
+
+
+# ------------------------------------------------------------------------------------------------------------- shared
+
+
+def test_runs_share_a_cache_and_learn_the_same(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = tmp_path / "views"
+    alone = prepared(settings(source), tmp_path / "alone")
+    alone.run()
+    first = prepared(settings(source), tmp_path / "first", view_caches=shared)
+    first.run()
+    assert torch.equal(first.learner.posterior.means, alone.learner.posterior.means)
+    assert not RunFolder(first.folder).view_cache.exists()
+    monkeypatch.setattr(view_cache, "_activations", None)  # the others make no cache
+    for method in ("byol", "supervised-bbb"):
+        prepared(settings(source, method), tmp_path / method, view_caches=shared).run()
+    assert len(list(shared.glob("*/views.json"))) == 1
+    with pytest.raises(TypeError):  # other views
+        prepared(replace(settings(source), seed=1), tmp_path / "other", view_caches=shared)
+
+
+def test_one_process_makes_the_shared_cache_and_the_others_wait(tmp_path: Path) -> None:
+    begun = Event()
+
+    def other() -> None:
+        begun.set()
+        with view_cache.alone_in(tmp_path):
+            order.append("second")
+
+    order: list[str] = []
+    thread = Thread(target=other)
+    with view_cache.alone_in(tmp_path):
+        thread.start()
+        begun.wait()
+        thread.join(0.1)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+
+
+def test_a_supervised_run_learns_from_cached_first_views(source: Path, tmp_path: Path) -> None:
+    """In the first epoch they are the fresh ones, rounded to float16."""
+    cached, fresh_views = (
+        prepared(settings(source, "supervised", cached=count), tmp_path / str(count)) for count in (4, 0)
+    )
+    batches = [trainer._batch(torch.arange(8), 0) for trainer in (cached, fresh_views)]
+    losses = [
+        trainer.learner.loss(batch, (0,)).nll for trainer, batch in zip((cached, fresh_views), batches, strict=True)
+    ]
+    assert batches[0].activations is not None and batches[1].activations is None
+    assert float(losses[0].detach()) == pytest.approx(float(losses[1].detach()), rel=1e-3)
+    cached._advance()
+
+
+def test_nothing_is_cached_where_nothing_is_trained(source: Path, tmp_path: Path) -> None:
+    trainer = prepared(settings(source, "posthoc", posterior=Posterior()), tmp_path / "run")
+    assert trainer.config.views.cached == 0 and trainer.view_cache is None

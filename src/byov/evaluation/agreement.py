@@ -29,7 +29,7 @@ from byov.evaluation.measures import strict
 from byov.evaluation.predictive import Advance, Drawn, over_draws, predict_classes
 from byov.evaluation.probe import Labelled, fit_probe, load_labelled, of_source
 from byov.inference.inputs import at_side, in_channels, spread
-from byov.inference.run import ReferenceSet, Run, at_draw, features_of
+from byov.inference.run import ReferenceSet, Run, at_draw, before_draws, features_of, has_trunk
 from byov.metrics import (
     Estimate,
     GaussianFit,
@@ -200,11 +200,12 @@ def predict_supervised(
     run.check(images)
     images = at_side(images, run.image_shape[-1])
     reference, network = ReferenceSet(run), run.learner.posterior
+    images, after_trunk = before_draws(run.encoder, images, run.image_shape[-1]), has_trunk(run.encoder)
     what = f"passing {len(images):,} images through {draws} draws of {run.folder}"
 
     def take(found: dict[str, Predictive], k: int, advance: Advance) -> None:
         with at_draw(network, run.config.seed, k):
-            logits = features_of(_Logits(network), images, advance=advance)
+            logits = features_of(_Logits(network, after_trunk), images, advance=advance)
         found["all"].update(logits.double().softmax(1))
 
     def report(_: str, done: int, total: int) -> None:
@@ -215,15 +216,15 @@ def predict_supervised(
 
 
 class _Logits(nn.Module):
-    """Returns only a classifier's second output."""
+    """Returns only a classifier's second output, of images or of what frozen stages made of them."""
 
-    def __init__(self, network: Posterior) -> None:
+    def __init__(self, network: Posterior, after_trunk: bool) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.after_trunk = network, after_trunk
         self.training = network.training  # `features_of` restores it
 
     def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.network(images)[1]
+        logits: Tensor = (self.network(images, True) if self.after_trunk else self.network(images))[1]
         return logits
 
 

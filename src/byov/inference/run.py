@@ -4,7 +4,7 @@ Features are computed in evaluation mode and without autograd, batch by batch. O
 takes separate batches: torch's threads, which share each operation, would wait for each other between any two.
 `make bench` has the gain (trick: own threads, forward). Convolutional networks run as a copy with BatchNorm folded
 (`backbones/folded_copy.py`). Frozen stages have the same output at every draw: `before_draws` runs them once,
-`at_this_draw` the rest.
+`at_this_draw` the rest. Inside `shared_trunks`, no images pass them twice, in whatever run.
 
 The reference set is unlabelled training images, against which every weight draw is compared. A weight draw moves the
 representation of all images together. How it moves the reference images shows how to undo that: `aligned` maps features
@@ -20,6 +20,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -137,6 +138,9 @@ def features_of(
     size: int | None = None,
 ) -> Tensor:
     """Compute features (N, width), float32, on the CPU, of uint8 or [0, 1] images (N, C, H, W), resized to `size`."""
+    if _trunks.get() is not None and has_trunk(encoder):
+        before = before_draws(encoder, images, images.shape[-1] if size is None else size, batch_size)
+        encoder, images, size = _Part(encoder, "after_trunk"), before, None
     features = torch.cat([part.float().cpu() for part in outputs_of(encoder, images, batch_size, advance, size)])
     bad = int((~features.isfinite().all(1)).sum())
     if bad:
@@ -151,7 +155,14 @@ def before_draws(encoder: nn.Module, images: Tensor, size: int, batch_size: int 
     """Return what does not depend on the draw: activations after frozen stages, or the resized images."""
     if not has_trunk(encoder):
         return resized(images, size)
-    return torch.cat(list(outputs_of(_Part(encoder, "trunk"), images, batch_size, size=size)))
+    folder = _trunks.get()
+    path = None if folder is None else folder / f"{_trunk_key(encoder, images, size)}.safetensors"
+    if path is not None and (entry := read_entry(path)) is not None:
+        return entry.tensors["activations"]
+    found = torch.cat(list(outputs_of(_Part(encoder, "trunk"), images, batch_size, size=size)))
+    if path is not None:
+        write_entry(path, Entry({"activations": found}))
+    return found
 
 
 def at_this_draw(encoder: nn.Module, before: Tensor, batch_size: int = BATCH) -> Tensor:
@@ -159,9 +170,41 @@ def at_this_draw(encoder: nn.Module, before: Tensor, batch_size: int = BATCH) ->
     return features_of(_Part(encoder, "after_trunk") if has_trunk(encoder) else encoder, before, batch_size)
 
 
+_trunks: ContextVar[Path | None] = ContextVar("trunks", default=None)
+
+
+@contextmanager
+def shared_trunks(folder: Path) -> Iterator[None]:
+    """Keep the activations after frozen stages in a folder, for all runs with the same stages.
+
+    Many runs on the same images are evaluated in a fraction of the time. The folder grows by 4 bytes per activation of
+    each image, and may be deleted at any time.
+    """
+    token = _trunks.set(folder)
+    try:
+        yield
+    finally:
+        _trunks.reset(token)
+
+
+def _trunk_key(encoder: nn.Module, images: Tensor, size: int) -> str:
+    """A digest of what activations after the trunk depend on."""
+    inner = _plain(encoder)
+    assert isinstance(inner, Encoder)
+    sha = hashlib.sha256(f"{inner.frozen_until} {size} {images.dtype} {tuple(images.shape)}".encode())
+    frozen = (parameter for parameter in inner.parameters() if not parameter.requires_grad)
+    for tensor in (*frozen, *inner.buffers(), images):
+        sha.update(tensor.detach().cpu().contiguous().numpy().data)
+    return sha.hexdigest()[:32]
+
+
+def _plain(encoder: nn.Module) -> nn.Module:
+    return encoder.module if isinstance(encoder, Posterior) else encoder
+
+
 def has_trunk(encoder: nn.Module) -> bool:
     """Return whether stages of the encoder are frozen."""
-    inner = encoder.module if isinstance(encoder, Posterior) else encoder
+    inner = _plain(encoder)
     return isinstance(inner, Encoder) and inner.has_trunk
 
 
@@ -170,7 +213,7 @@ class _Part(nn.Module):
 
     def __init__(self, encoder: nn.Module, part: str) -> None:
         super().__init__()
-        self.encoder = encoder.module if isinstance(encoder, Posterior) else encoder
+        self.encoder = _plain(encoder)
         self.part = part
         self.training = encoder.training
 

@@ -93,9 +93,9 @@ class Classifier(nn.Module):
         self.encoder = encoder
         self.classifier = nn.Linear(encoder.features, classes).apply(vit.initialise)
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features and logits."""
-        features = self.encoder(images)
+    def forward(self, images: Tensor, after_trunk: bool = False) -> tuple[Tensor, Tensor]:
+        """Return features and logits of images; with `after_trunk` of what the encoder's frozen trunk made of them."""
+        features = self.encoder.after_trunk(images) if after_trunk else self.encoder(images)
         return features, self.classifier(features)
 
 
@@ -295,13 +295,21 @@ class Supervised:
         self.masks: Mapping[str, Tensor] = {}
 
     def loss(self, batch: Batch, key: tuple[int, ...]) -> Loss:
-        assert batch.labels is not None and batch.images is not None
+        assert batch.labels is not None
+        seen, after_trunk = self._view(batch)
+        with self.posterior.sampled(generator(*key), flipout=signs_of(batch, self.config, key)):
+            features, logits = self.posterior(seen, after_trunk)
+        return Loss(cross_entropy(logits, batch.labels), features.detach(), None)
+
+    def _view(self, batch: Batch) -> tuple[Tensor, bool]:
+        """Return the first view, and whether it is activations after the trunk."""
+        if batch.activations is not None:
+            return batch.activations[0], True
+        assert batch.images is not None
         seed = fold(RandomStream.VIEWS, self.config.seed)
         with torch.autocast(batch.images.device.type, enabled=False):
             images = view(batch.images, batch.ids, self.config.views.first, self.image_size, seed, batch.epoch, 0)
-        with self.posterior.sampled(generator(*key), flipout=signs_of(batch, self.config, key)):
-            features, logits = self.posterior(images.to(self.posterior.means.dtype))
-        return Loss(cross_entropy(logits, batch.labels), features.detach(), None)
+        return images.to(self.posterior.means.dtype), False
 
 
 class PostHoc:

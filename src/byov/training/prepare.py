@@ -38,6 +38,7 @@ def prepare(
     resume: bool = False,
     extend: int | None = None,
     least_steps: int = 0,
+    view_caches: Path | None = None,
     progress: Progress = lambda what, done, total: None,
     say: Say = say_on_stderr,
 ) -> Trainer:
@@ -49,6 +50,7 @@ def prepare(
         resume: Continue the run in `out` from its last checkpoint.
         extend: Continue the finished run in `out` for this many more epochs.
         least_steps: Epochs are added until the run has this many steps.
+        view_caches: A folder of cached views that runs share; by default a run has its own, until it finishes.
         progress: Receives the progress of decoding images and caching views.
         say: Receives warnings, such as the names of skipped files.
 
@@ -78,9 +80,9 @@ def prepare(
         if resumes:
             _resume(trainer)
         elif launch.processes.main:
-            _start(trainer)
+            _start(trainer, view_caches)
     if config.views.cached and trainer.step < trainer.total:
-        cache_views(trainer, progress, say)
+        cache_views(trainer, progress, say, view_caches)
     return trainer
 
 
@@ -254,11 +256,11 @@ def pixel_statistics(images: Tensor, chosen: Tensor | None = None) -> tuple[Tens
 # ------------------------------------------------------------------------------------------------- starting or resuming
 
 
-def _start(trainer: Trainer) -> None:
+def _start(trainer: Trainer, view_caches: Path | None = None) -> None:
     """Write the folder of a new run, whole or not at all."""
     config, out = trainer.config, trainer.folder
     assert config.images is not None and config.calibration is not None
-    view_cache.check(config, encoder_of(trainer.learner.posterior.module), out)
+    view_cache.check(config, encoder_of(trainer.learner.posterior.module), out if view_caches is None else None)
     split = divide(len(trainer.data), config.images, config.calibration)
     with folder_written_whole(out) as trainer.folder:
         write_text(RunFolder(trainer.folder).config, to_yaml(config))
@@ -279,18 +281,21 @@ def _resume(trainer: Trainer) -> None:
 
 
 def cache_views(
-    trainer: Trainer, progress: Progress = lambda what, done, total: None, say: Say = say_on_stderr
+    trainer: Trainer,
+    progress: Progress = lambda what, done, total: None,
+    say: Say = say_on_stderr,
+    shared: Path | None = None,
 ) -> None:
-    """Open the cache of views; the main process makes it if it does not exist."""
+    """Open the cache of views, in the folder that runs share if there is one; the main process makes it if need be."""
     processes, encoder = trainer.processes, encoder_of(trainer.learner.posterior.module)
     assert trainer.fingerprint is not None
     description = view_cache.describe(trainer.config, encoder, trainer.fingerprint, trainer.trained)
     with processes.one_voice():
         if processes.main:
             try:
-                view_cache.make(trainer.folder, trainer.config, encoder, description, trainer.pixels, progress)
+                view_cache.make(trainer.folder, trainer.config, encoder, description, trainer.pixels, progress, shared)
             except KeyboardInterrupt:
                 say("interrupted while views were cached: continue with --resume.")
                 raise
     with processes.one_voice():
-        trainer.view_cache = view_cache.open_cache(trainer.folder, description)
+        trainer.view_cache = view_cache.open_cache(trainer.folder, description, shared)

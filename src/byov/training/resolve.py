@@ -78,9 +78,7 @@ def resolve(
             config.views,
             first=_view(config.views.first, side, flips, blur=1.0),
             second=_view(config.views.second, side, flips, blur=0.1),
-            cached=config.views.cached
-            if config.method in SELF_SUPERVISED
-            else 0,  # the other methods have no pairs of views
+            cached=0 if config.method == "posthoc" else config.views.cached,  # it trains nothing
         ),
     )
     _check(resolved, world)

@@ -2,20 +2,23 @@
 
 A frozen trunk gives the same activations for the same view in every epoch, in student and teacher, and it is most of
 the encoder's cost. So `views.cached` views per image, half for each of BYOL's two views, pass it once. Every epoch then
-reads a pair of activations per image; which pair depends only on the epoch.
+reads a pair of activations per image; which pair depends only on the epoch. Supervised methods read the first of it.
 
 The activations are a float16 file in `RUN/cache/`, mapped into memory. A JSON file next to it describes what they
 depend on, and a digest of the file, which is checked when a run resumes. It is written last, so that an incomplete
-cache is ignored; a damaged one is made again. The cache is removed when the run finishes.
+cache is ignored; a damaged one is made again. The cache is removed when the run finishes. Runs with the same views may
+share one, in a folder of their own (`--view-caches`), where it stays.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -91,7 +94,7 @@ def check(config: Config, encoder: Encoder, out: Path | None = None) -> None:
             "models), or --views.cached 0."
         )
     if out is not None:
-        _check_space(out, 2 * math.prod(_shape_and_order(config, encoder)[0]))
+        _check_space(RunFolder(out).view_cache, 2 * math.prod(_shape_and_order(config, encoder)[0]))
 
 
 def describe(config: Config, encoder: Encoder, fingerprint: str, trained: Tensor | None) -> Description:
@@ -125,6 +128,11 @@ def _shape_and_order(config: Config, encoder: Encoder) -> tuple[tuple[int, ...],
 # ------------------------------------------------------------------------------------------------------ making, opening
 
 
+def folder_of(run: Path, description: Description, shared: Path | None) -> Path:
+    """Return where a cache is: in the run's folder, or below the folder that runs share."""
+    return RunFolder(run).view_cache if shared is None else shared / description.digest[:16]
+
+
 def make(
     run: Path,
     config: Config,
@@ -132,18 +140,44 @@ def make(
     description: Description,
     pixels: Callable[[Tensor], Tensor],
     progress: Progress = lambda what, done, total: None,
+    shared: Path | None = None,
 ) -> None:
-    """Make a run's cache if it has none; `pixels` returns training images. Another cache in its place is a BadInput."""
-    folder = RunFolder(run).view_cache
-    if (about := _about(folder)) is not None:
-        if about.description != description:
-            raise BadInput(f"{folder} holds views of other weights, images or settings: delete that folder.")
-        progress("checking the cached views", 0, 0)
-        with (folder / FILE).open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() == about.content:
-                return
-        remove_cache(run)
-    _check_space(run, description.bytes)
+    """Make a run's cache if it has none; `pixels` returns training images. Another cache in its place is a BadInput.
+
+    Of runs that share a cache, one makes it, and the others wait.
+    """
+    folder = folder_of(run, description, shared)
+    with alone_in(folder) if shared is not None else nullcontext():
+        if (about := _about(folder)) is not None:
+            if about.description != description:
+                raise BadInput(f"{folder} holds views of other weights, images or settings: delete that folder.")
+            progress("checking the cached views", 0, 0)
+            with (folder / FILE).open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() == about.content:
+                    return
+            for name in (ABOUT, FILE):
+                (folder / name).unlink()
+        _check_space(folder, description.bytes)
+        _write(folder, config, encoder, description, pixels, progress)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Wait until no other process on this machine is in the block for the same folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed, also by a kill
+        yield
+
+
+def _write(
+    folder: Path,
+    config: Config,
+    encoder: Encoder,
+    description: Description,
+    pixels: Callable[[Tensor], Tensor],
+    progress: Progress,
+) -> None:
     content = hashlib.sha256()
 
     def write(path: Path) -> None:
@@ -161,9 +195,9 @@ def make(
     write_json(folder / ABOUT, description._asdict() | {"content": content.hexdigest()})
 
 
-def open_cache(run: Path, description: Description) -> ViewCache:
+def open_cache(run: Path, description: Description, shared: Path | None = None) -> ViewCache:
     """Open the cache that `make` has made."""
-    folder = RunFolder(run).view_cache
+    folder = folder_of(run, description, shared)
     about = _about(folder)
     if about is None or about.description != description:
         raise BadInput(f"{folder} cannot be read here: all processes must share the disk of the run.")
@@ -171,7 +205,7 @@ def open_cache(run: Path, description: Description) -> ViewCache:
 
 
 def remove_cache(run: Path) -> None:
-    """Remove a run's cache: it is large, and can be made again."""
+    """Remove a run's own cache: it is large, and can be made again."""
     shutil.rmtree(RunFolder(run).view_cache, ignore_errors=True)
 
 
@@ -192,11 +226,11 @@ def _about(folder: Path) -> _About | None:
         return None
 
 
-def _check_space(run: Path, needed: int) -> None:
-    place = next(folder for folder in (run, *run.resolve().parents) if folder.is_dir())
+def _check_space(folder: Path, needed: int) -> None:
+    place = next(place for place in (folder, *folder.resolve().parents) if place.is_dir())
     free = shutil.disk_usage(place).free
     if needed > free:
-        folder, gib = RunFolder(run).view_cache, 2**30
+        gib = 2**30
         raise BadInput(
             f"the cached views need {needed / gib:,.1f} GiB in {folder}, where {free / gib:,.1f} are free: "
             "free some space, or start a run with fresh views, which is slower: --views.cached 0."

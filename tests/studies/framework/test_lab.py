@@ -117,6 +117,26 @@ def test_a_source_that_is_not_here_is_skipped_with_a_message(lab: Lab, monkeypat
     assert len(messages) == 1 and "byov data get mnist" in messages[0]
 
 
+def test_a_folder_of_photos_has_its_own_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labs, "open_source", lambda spec: open_source("digits"))
+    monkeypatch.setattr(labs.fetch, "is_there", lambda name: True)
+    small, photos = Lab(tmp_path, "adapted"), Lab(tmp_path, "adapted", data="folder:pets")
+    assert (small.scale.data, small.scale.images, small.config("byov").image_size) == ("cifar10", 10_000, 96)
+    assert (photos.name, photos.scale.images, photos.config("byov").image_size) == ("adapted-folder-pets", None, 128)
+    for lab in (small, photos):
+        for method in ("byov", "byol"):
+            config = lab.config(method, 1)
+            assert config.init == "lite0" and config.model.frozen_until is not None and config.views.cached > 0
+        assert lab.config("byol").optim.epochs == lab.config("byov").optim.epochs
+
+
+def test_runs_share_their_cached_views(lab: Lab) -> None:
+    plain, cached = lab.config("byol"), lab.config("byol", 0, {"views.cached": 4})
+    assert "--view-caches" not in lab._training(plain).command
+    command = lab._training(cached).command
+    assert command[command.index("--view-caches") + 1] == str(lab.folder / "views")
+
+
 def test_every_scale_has_its_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labs, "open_source", lambda spec: open_source("digits"))
     monkeypatch.setattr(labs.fetch, "is_there", lambda name: True)

@@ -23,9 +23,10 @@ class Options:
 
     name: Annotated[str, Positional, arg(metavar="NAME")]
     """The study, or all. Any other name prints the list of studies."""
-    scale: Literal["micro", "fashion", "mini", "paper"] = "micro"
-    """micro: digits. fashion: 10,000 images of Fashion-MNIST. mini: 10,000 images of CIFAR-10. paper: ImageNet-1k
-    (--data folder:PATH) with ViT-B/16."""
+    scale: Literal["micro", "fashion", "mini", "adapted", "paper"] = "micro"
+    """micro: digits. fashion: 10,000 images of Fashion-MNIST. mini: 10,000 images of CIFAR-10.
+    adapted: EfficientNet-Lite0 with ImageNet weights and a frozen trunk, on 10,000 images of CIFAR-10 or --data
+    folder:PATH. paper: ImageNet-1k (--data folder:PATH) with ViT-B/16."""
     seeds: int | None = None
     """Seeds per run. Unset: the scale's, 1 or 3."""
     data: Annotated[str | None, arg(metavar="SOURCE")] = None

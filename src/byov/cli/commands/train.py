@@ -45,6 +45,8 @@ class Options:
     """Continue the run in --out exactly where it stopped."""
     extend: Annotated[int | None, arg(metavar="EPOCHS")] = None
     """Train the finished run in --out for this many more epochs."""
+    view_caches: Annotated[Path | None, arg(metavar="FOLDER")] = None
+    """Folder of cached views (--views.cached) that runs share. Unset: in the run's folder, until it finishes."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
 
 
@@ -74,6 +76,7 @@ def run(arguments: list[str]) -> int:
                 resume=options.resume,
                 extend=options.extend,
                 least_steps=start.least_steps if new else 0,
+                view_caches=options.view_caches,
                 progress=stages,
                 say=stages.say,
             )

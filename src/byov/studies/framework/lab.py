@@ -35,12 +35,12 @@ from byov.data import fetch
 from byov.data.sources import open_source
 from byov.evaluation.measures import strict
 from byov.evaluation.probe import plain_name
-from byov.inference.run import Run, load
+from byov.inference.run import Run, load, shared_trunks
 from byov.runs.folder import RunFolder
 from byov.studies.framework.claims import Row, Rows
 from byov.studies.framework.replicates import REPLICATES
 from byov.studies.framework.workers import Task, cores_each, run_in_parallel
-from byov.studies.measurements import learned
+from byov.studies.measurements.learned import METHODS, SETTINGS, compare_with_rivals
 from byov.training.resolve import cores
 
 
@@ -59,14 +59,18 @@ class Scale:
     """What to expect, for the user."""
     epochs: int | None = None
     """Passes over the training images; unset: the recipe's."""
+    folder_recipe: str | None = None
+    """The recipe for a folder of photos, all of which are trained on; unset: as for other sources."""
 
 
 SCALES = {
     "micro": Scale("digits", "digits", None, 1, 20, "minutes on 2 cores"),
     "fashion": Scale("fashion", "fashion_mnist", 10_000, 3, 20, "hours on 2 cores"),
     "mini": Scale("small-images", "cifar10", 10_000, 3, 20, "hours on 2 cores", epochs=10),
+    "adapted": Scale("adapt-small", "cifar10", 10_000, 3, 20, "hours on 2 cores", folder_recipe="adapt-photos"),
     "paper": Scale("imagenet-vit-b16-byov", "folder:imagenet", None, 3, 50, "weeks on a cluster"),
 }
+VIEWS, TRUNKS = "views", "trunks"  # folders of what runs with the same frozen stages share; both may be deleted
 OOD_SOURCES = {  # out of distribution for what is trained on; all work offline once fetched
     "digits": ("fashion_mnist", "cifar10"),
     "cifar10": ("fashion_mnist", "mnist", "digits"),
@@ -128,6 +132,8 @@ class Lab:
         self.launch = launch or (sys.executable, "-m", "byov")
         if data is not None and data != self.scale.data:
             self.name, self.scale = f"{scale}-{plain_name(data)}", replace(self.scale, data=data)
+            if data.startswith("folder:") and self.scale.folder_recipe is not None:
+                self.scale = replace(self.scale, recipe=self.scale.folder_recipe, images=None)
         if "train" not in open_source(self.scale.data).splits:
             raise BadInput(f"{self.scale.data} has no images to train on: give a --data that has.")
         fetch.check([self.scale.data])
@@ -213,6 +219,8 @@ class Lab:
         write_text(recipe, to_yaml(replace(config, threads=None)))
         what = ["--resume"] if RunFolder(out).config.is_file() else [str(recipe)]
         command = [*self.launch, "train", *what, "--out", str(out), "--threads", str(cores_each(self.jobs))]
+        if config.views.cached:  # runs of a seed differ in what they learn, not in their views
+            command += ["--view-caches", str(self.folder / VIEWS)]
         return Task(command, out.with_suffix(".log"))
 
     def run(self, config: Config) -> Run:
@@ -257,10 +265,10 @@ class Lab:
 
     def learned(self, configs: Sequence[Config]) -> Rows:
         """Return rows that show whether the first arm of BYOV and of BYOL has learned, for every seed."""
-        first = {(c.method, c.seed): c for c in reversed(configs) if c.method in learned.METHODS}
+        first = {(c.method, c.seed): c for c in reversed(configs) if c.method in METHODS}
         found = []
         for (method, seed), config in sorted(first.items(), key=lambda item: item[0]):
-            row = self.measured("learned", config, partial(learned.compare_with_rivals, say=self.say), learned.SETTINGS)
+            row = self.measured("learned", config, partial(compare_with_rivals, say=self.say), SETTINGS)
             found.append({"method": method, "seed": seed, **{key: row[key] for key in row if key != "settings"}})
         return found
 
@@ -328,7 +336,8 @@ def make(name: str, lab: Lab) -> Path:
     lab.say(f"{name}: {study.TITLE} ({lab.name}: {lab.scale.time})")
     configs = study.runs(lab)
     lab.train(configs)
-    rows = study.results(lab)
+    with shared_trunks(lab.folder / TRUNKS):
+        rows, learned = study.results(lab), lab.learned(configs)
     folder = lab.place(name)
     settings = {
         "study": name,
@@ -337,7 +346,7 @@ def make(name: str, lab: Lab) -> Path:
         "data": lab.scale.data,
         "images": lab.scale.images,
     }
-    write_json(folder / f"{name}.json", {"settings": settings, "learned": lab.learned(configs), "rows": rows})
+    write_json(folder / f"{name}.json", {"settings": settings, "learned": learned, "rows": rows})
     write_text(folder / f"{name}.csv", _csv(rows))
     if table := getattr(study, "table", None):
         write_text(folder / f"{name}.md", table(rows))
