@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import re
 import shutil
 import subprocess
 import sys
@@ -75,117 +76,9 @@ def test_every_public_name_is_there_and_importing_waits_for_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-ELSEWHERE = {  # examples of public names whose docstrings have none
-    "BadInput": """
-        >>> try:
-        ...     byov.load("nowhere")
-        ... except byov.BadInput as error:
-        ...     print(error)
-        there is no run nowhere: ...""",
-    "Config": """
-        >>> byov.Config(seed=1, optim=byov.Optim(epochs=5)).optim.epochs
-        5""",
-    "Encoder": """
-        >>> encoder = byov.build_encoder(byov.Model(backbone="resnet-18", width=8), (3, 32, 32))
-        >>> isinstance(encoder, byov.Encoder), encoder(torch.zeros(2, 3, 32, 32)).shape == (2, encoder.features)
-        (True, True)""",
-    "FastScorer": """
-        >>> scorer = byov.FastScorer(byov.load("runs/mine"), draws=2)
-        >>> scorer.scores(byov.open_source("digits").load("test").images[:5]).uncertainty.shape
-        torch.Size([5])""",
-    "ImageSet": """
-        >>> len(byov.ImageSet(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 0, 1])))
-        4""",
-    "Model": """
-        >>> byov.Model(width=32, depth=2, heads=2).backbone
-        'vit-micro'""",
-    "Optim": """
-        >>> byov.Optim(epochs=5).batch_size
-        128""",
-    "Posterior": """
-        >>> posterior = byov.Posterior(nn.Linear(4, 2))
-        >>> with posterior.sampled(generator=torch.Generator().manual_seed(0)):
-        ...     loss = posterior(torch.ones(3, 4)).square().mean() + 1e-3 * posterior.kl(byov.priors.Standard())
-        >>> loss.backward()
-        >>> posterior.means.grad.shape
-        torch.Size([10])""",
-    "Prediction": """
-        >>> prediction = byov.Posterior(nn.Linear(4, 2)).predict(torch.ones(3, 4), draws=5)
-        >>> isinstance(prediction, byov.Prediction), prediction.mean.shape, prediction.std.shape
-        (True, torch.Size([3, 2]), torch.Size([3, 2]))""",
-    "Prior": """
-        >>> prior: byov.Prior = byov.priors.Standard()
-        >>> bool(byov.Posterior(nn.Linear(4, 2)).kl(prior) > 0)
-        True""",
-    "Pruning": """
-        >>> byov.Pruning("snr", 0.5).scope
-        'layer'""",
-    "Scorer": """
-        >>> scorer = byov.Scorer(byov.load("runs/mine"), draws=2)
-        >>> for chunk in byov.open_source("digits").load("test").images.split(200):
-        ...     scores = scorer.scores(chunk)
-        >>> scores.oddness.shape
-        torch.Size([155])""",
-    "Scores": """
-        >>> scores = byov.load("runs/mine").score(np.zeros((8, 8)), draws=2)
-        >>> scores._fields[:4]
-        ('oddness', 'oddness_percentile', 'uncertainty', 'uncertainty_percentile')""",
-    "Segment": """
-        >>> [segment.name for segment in byov.Posterior(nn.Linear(4, 2)).segments]
-        ['weight', 'bias']""",
-    "Student": """
-        >>> model = byov.Model(width=16, depth=1, heads=2)
-        >>> student = byov.Student(byov.build_encoder(model, (1, 8, 8)), model)
-        >>> student(torch.rand(4, 1, 8, 8)).features.shape
-        torch.Size([4, 16])""",
-    "Teacher": """
-        >>> model = byov.Model(width=16, depth=1, heads=2)
-        >>> student = byov.Student(byov.build_encoder(model, (1, 8, 8)), model)
-        >>> teacher, posterior = byov.Teacher(student, "all"), byov.Posterior(student)
-        >>> teacher.update(posterior, byov.schedules.tau(0.5, 0.99))""",
-    "TrainingFailed": """
-        >>> wild = {"lr": 1e30, "clip": None, "epochs": 2, "batch_size": 16}
-        >>> try:
-        ...     byov.train("digits", "runs/nan", "digits", images=64, say=print, optim=wild)
-        ... except byov.TrainingFailed as error:
-        ...     print(error)
-        byov on digits...last.safetensors...""",
-    "View": """
-        >>> byov.View(flip=0.5, blur=0.0).crop_area
-        (0.2, 1.0)""",
-    "Views": """
-        >>> byov.Views().second.solarise
-        0.2""",
-    "build_encoder": """
-        >>> byov.build_encoder(byov.Model(width=16, depth=1, heads=2), (3, 32, 32))(torch.rand(2, 3, 32, 32)).shape
-        torch.Size([2, 16])""",
-    "open_source": """
-        >>> images = byov.open_source("digits").load("train")
-        >>> images.images.shape, images.labels.shape
-        (torch.Size([1442, 1, 8, 8]), torch.Size([1442]))""",
-    "prune": """
-        >>> how = byov.Pruning("snr", sparsity=0.5)
-        >>> results = byov.prune(byov.load("runs/mine"), Path("runs/pruned"), how, curve=(0.25,))
-        >>> round(results["sparsity"], 2)
-        0.5""",
-    "read_recipe": """
-        >>> byov.read_recipe("digits", "byol").method
-        'byol'""",
-    "two_views": """
-        >>> images, views = torch.zeros(4, 3, 32, 32, dtype=torch.uint8), byov.Views(byov.View(flip=0.5, blur=0.0))
-        >>> views = byov.Views(views.first, views.first)
-        >>> one, two = byov.two_views(images, torch.arange(4), views, 32, seed=0, epoch=0)
-        >>> one.shape == two.shape == images.shape
-        True""",
-    "write_report": """
-        >>> byov.write_report([Path("runs/mine")], Path("report.html")).name
-        'report.html'""",
-}
-
-
 def examples() -> Iterator[doctest.DocTest]:
-    """The examples of the public names: in their docstrings and those of their methods, or above."""
-    finder, parser = doctest.DocTestFinder(recurse=False), doctest.DocTestParser()
+    """The examples of the public names: in their docstrings and those of their methods."""
+    finder = doctest.DocTestFinder(recurse=False)
     for name in byov.__all__:
         public = getattr(byov, name)
         if inspect.ismodule(public):
@@ -198,7 +91,8 @@ def examples() -> Iterator[doctest.DocTest]:
             if ">>>" in (getattr(member, "__doc__", None) or "")
             for example in finder.find(member, f"byov.{title}", module=False, globs={})
         ]
-        yield from found or [parser.get_doctest(ELSEWHERE[name], {}, f"byov.{name}", None, None)]
+        assert found, f"byov.{name} has no example"
+        yield from found
 
 
 @pytest.mark.parametrize("example", list(examples()), ids=lambda example: example.name)
@@ -209,6 +103,15 @@ def test_examples_run(example: doctest.DocTest, folder: Path, tmp_path: Path, mo
     said: list[str] = []
     options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     assert not doctest.DocTestRunner(optionflags=options).run(example, out=said.append).failed, "".join(said)
+
+
+@pytest.mark.parametrize("name", [name for name in byov.__all__ if inspect.isfunction(getattr(byov, name))])
+def test_functions_document_arguments_result_and_errors(name: str) -> None:
+    doc = inspect.getdoc(getattr(byov, name)) or ""
+    assert all(f"\n{section}:\n" in doc for section in ("Args", "Returns", "Raises"))
+    assert all(
+        re.search(rf"^ +\W*{argument}: ", doc, re.M) for argument in inspect.signature(getattr(byov, name)).parameters
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------- train

@@ -30,7 +30,12 @@ WeightInit = Literal["trunc_normal", "lecun_normal"]
 
 @dataclass(frozen=True)
 class Model:
-    """The encoder and its heads."""
+    """The encoder and its heads.
+
+    Example:
+        >>> byov.Model(width=32, depth=2, heads=2).backbone
+        'vit-micro'
+    """
 
     backbone: str = "vit-micro"
     """Encoder: vit-micro, -mini, -tiny, -small, -base; resnet-18, -34, -50, -101; efficientnet-lite0, -lite1, -lite2.
@@ -119,7 +124,12 @@ class Objective:
 
 @dataclass(frozen=True)
 class Optim:
-    """Training length, batch size and optimizer."""
+    """Training length, batch size and optimizer.
+
+    Example:
+        >>> byov.Optim(epochs=5).batch_size
+        128
+    """
 
     epochs: int = 20
     """Number of passes over the training images."""
@@ -156,7 +166,12 @@ class Optim:
 
 @dataclass(frozen=True)
 class View:
-    """Augmentation of one view, in BYOL's order."""
+    """Augmentation of one view, in BYOL's order.
+
+    Example:
+        >>> byov.View(flip=0.5, blur=0.0).crop_area
+        (0.2, 1.0)
+    """
 
     crop_area: tuple[float, float] = (0.2, 1.0)
     """Range of the crop's area, as a fraction of the image."""
@@ -187,7 +202,12 @@ class View:
 
 @dataclass(frozen=True)
 class Views:
-    """The two views of an image."""
+    """The two views of an image.
+
+    Example:
+        >>> byov.Views().second.solarise
+        0.2
+    """
 
     first: View = field(default_factory=View)
     """First view."""
@@ -216,7 +236,12 @@ class Monitor:
 
 @dataclass(frozen=True)
 class Config:
-    """All settings of a run."""
+    """All settings of a run.
+
+    Example:
+        >>> byov.Config(seed=1, optim=byov.Optim(epochs=5)).optim.epochs
+        5
+    """
 
     data: str = "digits"
     """Training images: NAME or KIND:PATH (see `byov data list`)."""
@@ -394,7 +419,22 @@ def find_recipe(name: str) -> Path:
 
 
 def read_recipe(name: str, method: str | None = None) -> Config:
-    """Read a recipe; its key `methods` holds per-method changes, such as the weight decay that a fair BYOL needs."""
+    """Read a recipe; its key `methods` holds per-method changes, such as the weight decay that a fair BYOL needs.
+
+    Args:
+        name: A recipe of byov, such as ``"digits"``, or the path of a YAML file.
+        method: The method whose changes apply; None: the recipe's own.
+
+    Returns:
+        The settings, those left open still None.
+
+    Raises:
+        BadInput: If there is no such recipe, or it has an unknown or wrong setting.
+
+    Example:
+        >>> byov.read_recipe("digits", "byol").method
+        'byol'
+    """
     path = find_recipe(name)
     tree = read_yaml(path)
     per_method = tree.pop("methods", None) or {}

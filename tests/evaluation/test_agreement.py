@@ -19,7 +19,7 @@ from byov._core.errors import BadInput
 from byov.config import Config, Model, Monitor, Optim, Posterior
 from byov.data.sources import open_source
 from byov.evaluation.agreement import align, alignment, density, given_both, predict_supervised
-from byov.evaluation.predictive import predict_classes
+from byov.evaluation.predictive import Drawn, predict_classes
 from byov.evaluation.probe import Probe, fit_probe
 from byov.inference.run import ReferenceSet, Run, at_draw
 from byov.metrics import Predictive, partial_pearson, partial_spearman, pearson
@@ -238,9 +238,16 @@ def test_scores_that_do_not_vary_are_refused(runs: dict[str, Run]) -> None:
         same.update(torch.tensor([[0.5 + shift, 0.5 - shift, *[0.0] * 8]]).expand(len(test), -1))
     predictions = predict_classes(ReferenceSet(runs["byov"]), _any_probe(runs["byov"]), test.images, 2)
     with pytest.raises(BadInput, match="cannot be aligned"):
-        align(runs["byov"], runs["bbb"], draws=2, predictions=predictions._replace(aligned=same), resamples=5)
+        align(
+            runs["byov"],
+            runs["bbb"],
+            draws=2,
+            predictions=Drawn(same, predictions.unaligned, predictions.sums),
+            resamples=5,
+        )
     with pytest.raises(ValueError, match="are of 3 images"):
-        align(runs["byov"], runs["bbb"], draws=2, predictions=predictions._replace(aligned=Predictive(3, 10)))
+        few = Drawn(Predictive(3, 10), predictions.unaligned, predictions.sums)
+        align(runs["byov"], runs["bbb"], draws=2, predictions=few)
 
 
 def _any_probe(run: Run) -> Probe:

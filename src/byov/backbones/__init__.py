@@ -27,6 +27,14 @@ class Encoder(nn.Module):
         image_shape: Shape of the images, (channels, height, width).
         frozen_until: Last frozen stage. The frozen stages are the trunk, whose activations never change.
         frozen_statistics: Whether BatchNorm keeps its statistics in training mode too.
+
+    Raises:
+        BadInput: If there is no such stage to freeze.
+
+    Example:
+        >>> encoder = byov.build_encoder(byov.Model(backbone="resnet-18", width=8), (3, 32, 32))
+        >>> isinstance(encoder, byov.Encoder), encoder(torch.zeros(2, 3, 32, 32)).shape == (2, encoder.features)
+        (True, True)
     """
 
     pixel_mean: Tensor
@@ -149,7 +157,22 @@ def complete_model(config: Model, side: int) -> Model:
 
 
 def build_encoder(config: Model, image_shape: Sequence[int]) -> Encoder:
-    """Build the encoder of a config, for images of shape (channels, height, width)."""
+    """Build the encoder of a config, with random weights, in training mode.
+
+    Args:
+        config: The backbone's name and sizes; what is None takes the backbone's default.
+        image_shape: (channels, height, width) of the images that the encoder will see.
+
+    Returns:
+        The encoder; ``encoder.features`` is its output width.
+
+    Raises:
+        BadInput: If there is no such backbone, or the sizes do not fit the images.
+
+    Example:
+        >>> byov.build_encoder(byov.Model(width=16, depth=1, heads=2), (3, 32, 32))(torch.rand(2, 3, 32, 32)).shape
+        torch.Size([2, 16])
+    """
     channels, height, width = image_shape
     shape = channels, height, width
     backbone, features = family_of(config.backbone).build(complete_model(config, min(height, width)), shape)

@@ -33,7 +33,13 @@ NAMED: dict[str, Callable[[nn.Module, str], bool]] = {
 
 
 class Segment(NamedTuple):
-    """One parameter's slice of the flat tensor."""
+    """One parameter's slice of the flat tensor.
+
+    Example:
+        >>> import byov, torch
+        >>> [segment.name for segment in byov.Posterior(torch.nn.Linear(4, 2)).segments]
+        ['weight', 'bias']
+    """
 
     name: str
     offset: int

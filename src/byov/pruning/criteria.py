@@ -28,7 +28,15 @@ ALREADY = -1.0  # the score of pruned weights: below all others, which are never
 
 @dataclass(frozen=True)
 class Pruning:
-    """How to prune."""
+    """How to prune.
+
+    Raises:
+        BadInput: If a value is out of its range, or two settings exclude each other.
+
+    Example:
+        >>> byov.Pruning("snr", 0.5).scope
+        'layer'
+    """
 
     by: By
     """The score: |mean| / sigma; |mean|; 1 / sigma (largest sigma first); or a random order."""

@@ -60,7 +60,30 @@ def prune(
     say: Say = say_on_stderr,
     train: Callable[[Trainer], object] = lambda trainer: trainer.run(),
 ) -> dict[str, Any]:
-    """Write the pruned run to `out`, with `results/pruning.json`, which it returns. `data`: what it is measured on."""
+    """Prune a run, write the pruned run to a new folder, and measure it. Stopped work resumes in the next call.
+
+    Args:
+        run: The run to prune; it does not change.
+        out: Folder of the pruned run.
+        how: The score, the sparsity, and how many epochs to train between rounds.
+        data: The source to measure on; None: the run's own.
+        curve: Further sparsities at which the probe is measured, without training.
+        progress: Called with the current stage, what is done, and the total.
+        say: Called with messages for the user.
+        train: Runs a trainer, if `how` asks for training.
+
+    Returns:
+        What is written to `results/pruning.json`: sparsity, accuracy and calibration before and after, costs.
+
+    Raises:
+        BadInput: If the settings do not fit the run, or `out` is in use.
+
+    Example:
+        >>> how = byov.Pruning("snr", sparsity=0.5)
+        >>> results = byov.prune(byov.load("runs/mine"), Path("runs/pruned"), how, curve=(0.25,))
+        >>> round(results["sparsity"], 2)
+        0.5
+    """
     data = data or run.config.data
     done = _resumed(out, {"from": str(run.folder), "step": run.step, "data": data, **asdict(how)})
     if not all(0 <= point < 1 for point in curve):

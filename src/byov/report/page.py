@@ -43,7 +43,22 @@ SECTIONS: tuple[Callable[[Sequence[Run]], Section], ...] = (
 
 
 def write_report(runs: Sequence[Path], out: Path) -> Path:
-    """Write the page about these run folders to `out`, atomically."""
+    """Write one self-contained HTML page about one or several runs.
+
+    Args:
+        runs: Run folders, in the order of the page.
+        out: The page; it is written whole or not at all.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        BadInput: If a folder is not a run, or `out` is a folder.
+
+    Example:
+        >>> byov.write_report([Path("runs/mine")], Path("report.html")).name
+        'report.html'
+    """
     if out.is_dir():
         raise BadInput(f"{out} is a folder: give the name of the page, such as {out / 'report.html'}.")
     page = render(load_runs([Path(run) for run in runs]))

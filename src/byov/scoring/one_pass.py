@@ -240,9 +240,25 @@ def percentiles(values: Tensor, calibration: Tensor) -> Tensor:
 
 
 class FastScorer(Scorer):
-    """A `Scorer` with one forward pass per image; `most` as for `OnePass`.
+    """A `Scorer` that predicts the uncertainty from one forward pass per image.
 
     The head is fitted once, to weight draws over the reference images; these are cached with the run.
+
+    Args:
+        run: An opened run.
+        uncertainty: A key of CANDIDATES; None: the run's default.
+        draws: Weight draws that the head is fitted to.
+        most: Reference images that the head uses, at most; None: all (see `OnePass`).
+        batch_size: Images encoded at a time.
+        say: Called with a sentence where percentiles are not available.
+
+    Raises:
+        BadInput: If the run does not allow this uncertainty, or its reference images are gone.
+
+    Example:
+        >>> scorer = byov.FastScorer(byov.load("runs/mine"), draws=2)
+        >>> scorer.scores(byov.open_source("digits").load("test").images[:5]).uncertainty.shape
+        torch.Size([5])
     """
 
     fast = True

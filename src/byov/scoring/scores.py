@@ -342,7 +342,13 @@ DRAWS = 8  # weight draws by default; docs/score.md shows what more of them gain
 
 
 class Scores(NamedTuple):
-    """Scores of images, on the CPU. Percentiles are None for a run without calibration images."""
+    """Scores of images, on the CPU. Percentiles are None for a run without calibration images.
+
+    Example:
+        >>> scores = byov.load("runs/mine").score(np.zeros((8, 8)), draws=2)
+        >>> scores._fields[:4]
+        ('oddness', 'oddness_percentile', 'uncertainty', 'uncertainty_percentile')
+    """
 
     oddness: Tensor
     """(images,), float64: higher is more unlike the reference images."""
@@ -367,6 +373,16 @@ class Scorer:
         draws: Weight draws, each of which encodes all images; not used by candidates at the means.
         batch_size: Images encoded at a time.
         say: Called with a sentence where percentiles are not available.
+
+    Raises:
+        BadInput: If the run does not allow this uncertainty, or its reference images are gone.
+
+    Example:
+        >>> scorer = byov.Scorer(byov.load("runs/mine"), draws=2)
+        >>> for chunk in byov.open_source("digits").load("test").images.split(200):
+        ...     scores = scorer.scores(chunk)
+        >>> scores.oddness.shape
+        torch.Size([155])
     """
 
     fast = False

@@ -58,7 +58,18 @@ class Outputs(NamedTuple):
 
 
 class Student(nn.Module):
-    """Encoder, projector and predictor."""
+    """Encoder, projector and predictor.
+
+    Args:
+        encoder: The encoder; its output width is ``encoder.features``.
+        config: Widths, layers and norm of the two heads.
+
+    Example:
+        >>> model = byov.Model(width=16, depth=1, heads=2)
+        >>> student = byov.Student(byov.build_encoder(model, (1, 8, 8)), model)
+        >>> student(torch.rand(4, 1, 8, 8)).features.shape
+        torch.Size([4, 16])
+    """
 
     def __init__(self, encoder: Encoder, config: Model) -> None:
         super().__init__()
@@ -103,8 +114,18 @@ class Teacher(Flattened):
     """A copy of the student that follows its means: mean_T <- tau * mean_T + (1 - tau) * mean.
 
     Only its encoder and projector run; it has a predictor because the teacher priors need an average of the predictor's
-    means too. It has its own BatchNorm statistics. With `moments` it also tracks the running variance of the student's
-    means, for the prior `teacher_moments`.
+    means too. It has its own BatchNorm statistics.
+
+    Args:
+        student: The network to follow; it is copied.
+        where: The student's random parameters, as given to `Posterior`.
+        moments: Also track the running variance of the student's means, for the prior `teacher_moments`.
+
+    Example:
+        >>> model = byov.Model(width=16, depth=1, heads=2)
+        >>> student = byov.Student(byov.build_encoder(model, (1, 8, 8)), model)
+        >>> teacher, posterior = byov.Teacher(student, "all"), byov.Posterior(student)
+        >>> teacher.update(posterior, byov.schedules.tau(0.5, 0.99))
     """
 
     variance: Tensor | None
