@@ -61,7 +61,7 @@ def run(
     where: str = "all",
     seed: int = 0,
 ) -> Run:
-    """A run in `folder` on 120 images beside it, of which 20 are set aside."""
+    """A run in `folder` on 120 images next to it, of which 20 are the calibration set."""
     source = images(120) if source is None else source
     folder.mkdir(parents=True, exist_ok=True)
     np.savez(folder / "images.npz", images=source[:, 0].numpy())

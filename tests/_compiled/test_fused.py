@@ -45,7 +45,7 @@ def test_the_noise_is_that_of_torch(size: int, seed: int) -> None:
 def test_noise_of_any_size_is_finite_and_begins_as_that_of_a_larger_one(size: int, seed: int) -> None:
     got = noise(size, seed)
     assert got.isfinite().all()
-    sure = max(0, size - 16)  # the last 16 may be made anew
+    sure = max(0, size - 16)  # the last 16 may be drawn again
     torch.testing.assert_close(got[:sure], noise(3000 + size, seed)[:sure], rtol=0, atol=0)
 
 

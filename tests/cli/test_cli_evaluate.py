@@ -133,7 +133,9 @@ def test_align_compares_with_supervised_runs(
     text = (Path(__file__).parents[2] / "docs" / "reference" / "evaluation-keys.md").read_text(encoding="utf-8")
     keys = [key.removeprefix("align.").removesuffix("_interval") for key in together if key.startswith("align.")]
     assert not [key for key in keys if not all(f"`{part}" in text or f".{part}" in text for part in key.split("."))]
-    assert run("evaluate", trained["byov"], "--draws", 2, "--threads", 1) == 0  # what it does not have is kept beside
+    assert (
+        run("evaluate", trained["byov"], "--draws", 2, "--threads", 1) == 0
+    )  # what it does not have is saved separately
     kept = trained["byov"] / "results" / "evaluation.previous.json"
     said = f"results of an earlier evaluation that this one does not have (align, draws): {kept}."
     assert said in " ".join(capsys.readouterr().err.split())

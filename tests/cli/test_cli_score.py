@@ -1,4 +1,4 @@
-"""`byov score` as a whole command: a table, a page, what it says, and how it goes on after Ctrl-C."""
+"""`byov score` as a whole command: a table, a page, its messages, and how it resumes after Ctrl-C."""
 
 from __future__ import annotations
 

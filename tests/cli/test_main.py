@@ -94,7 +94,7 @@ def test_train_evaluate_report(tmp_path: Path, trained: Path, capsys: pytest.Cap
 
 
 def test_a_process_with_the_recipe_anywhere(tmp_path: Path) -> None:
-    """The recipe may stand after the flags; as a process of its own, with all of its start."""
+    """The recipe may stand after the flags; as a separate process, including its start."""
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("optim: {lr: 5e-4}\nmethods:\n  byol: {optim: {tau: 0.9}}\n")
     command = [BYOV, "train", *SMALL, "--method=byol", "--out", tmp_path / "run", recipe]

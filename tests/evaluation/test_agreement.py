@@ -65,7 +65,7 @@ def test_an_alignment_equals_scipy_and_its_intervals_hold_it() -> None:
 
 
 def test_agreement_by_hardness_alone_is_gone_given_confidence() -> None:
-    """Each score is the images' hardness and a noise of its own, and each confidence tells the hardness (one well)."""
+    """Each score is the images' hardness and independent noise; each confidence reflects the hardness (one well)."""
     n = 4000
     hard, a, b, c = torch.randn(4, n, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     found = alignment(hard + a, hard + b, -hard + c, -hard, resamples=100)

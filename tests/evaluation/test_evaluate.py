@@ -1,4 +1,4 @@
-"""Whole evaluations of small runs: every section, stopped and gone on with, beside another run."""
+"""Whole evaluations of small runs: every section, interrupted and resumed, compared with another run."""
 
 import json
 import re
@@ -46,7 +46,7 @@ SOME_SHIFTS = ["shear", "blur"]  # all would take longer than the rest together
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three digits to train and probe on; beside them, images of another kind, and the same in colour."""
+    """Three digits to train and probe on, images of another kind, and the same in colour."""
     folder = tmp_path_factory.mktemp("evaluate")
     digits = {split: open_source("digits").load(split) for split in ("train", "test")}
     few = {split: data.subset((data.labels < 3).nonzero()[:, 0]) for split, data in digits.items()}
@@ -70,7 +70,7 @@ def run(folder: Path) -> Run:
 
 @pytest.fixture(scope="module")
 def everything(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor], list[str]]:
-    """All sections of the BYOV run beside BYOL: measures, rows of images, and what was said."""
+    """All sections of the BYOV run with BYOL as baseline: measures, rows of images, and what was said."""
     said: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "shift_names", lambda subject: SOME_SHIFTS)

@@ -1,4 +1,4 @@
-"""Fine-tuning starts from the means and the probe, leaves the run alone, and goes on where it stopped."""
+"""Fine-tuning starts from the means and the probe, leaves the run unchanged, and resumes where it stopped."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -86,7 +86,7 @@ def test_few_images_are_passed_more_often(monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_untrained_encoder_starts_from_its_own_weights_and_probe(
     subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside the tuned run it says what the pretraining was worth."""
+    """Compared with the tuned run it shows what the pretraining was worth."""
     beginner = replace(subject, encoder=subject.run.untrained_encoder())
     probe = class_measures(beginner.probe.probabilities(beginner.test_features), subject.data.test_labels)
     still, moved = (tuned(beginner, tmp_path / str(lr), monkeypatch, lr) for lr in (0.0, 1e-3))

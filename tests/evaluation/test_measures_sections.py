@@ -135,7 +135,7 @@ def test_a_stronger_shift_is_worse_and_draws_see_a_part(tmp_path: Path, monkeypa
     whom = shift_subject(tmp_path, 1, nn.Flatten())  # raw pixels: 16 for 40 images, which a probe learns by heart
     at_means = shift_measures(whom, "salt_pepper", 0, steps.append)
     assert steps == list(SEVERITIES) and not any("draws" in key for key in at_means)
-    assert (8 * at_means["shifts.salt_pepper.2.at_means.top1"]).is_integer()  # beside the draws of another run
+    assert (8 * at_means["shifts.salt_pepper.2.at_means.top1"]).is_integer()  # to compare with the draws of another run
     assert at_means["shifts.salt_pepper.1.nll"] < at_means["shifts.salt_pepper.5.nll"]
     found = shift_measures(shift_subject(tmp_path, 1), "salt_pepper", 3, steps.append)
     # of 8 images: a multiple of an eighth

@@ -63,7 +63,7 @@ def test_alignment_leaves_nothing_of_shifts_and_stretches(tmp_path: Path) -> Non
 
 
 def test_levels_equal_the_network_at_each_draw(tmp_path: Path) -> None:
-    """BatchNorm has its running statistics: an image's outputs do not hang on the images beside it."""
+    """BatchNorm uses its running statistics: an image's outputs do not depend on the rest of its batch."""
     run = handmade.student_run(tmp_path / "run")
     bank = ReferenceSet(run)
     levels = predict_levels(bank, IMAGES, 4, batch_size=2)
@@ -204,7 +204,7 @@ def _worker(rank: int, folder: Path) -> None:
 
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     """Also where there are fewer draws than processes."""
-    torch.set_num_threads(1)  # as in each of the two: rounding hangs on it
+    torch.set_num_threads(1)  # as in each of the two: rounding depends on it
     run = handmade.student_run(tmp_path / "run")
     mp.spawn(_worker, (tmp_path,), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))

@@ -19,7 +19,7 @@ from byov.metrics.resampling import standard_errors
 
 
 def variables(seed: int, images: int = 200, ties: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """x and y share something of z, and something of their own."""
+    """x and y share a part of z, and another part with each other."""
     g = torch.Generator().manual_seed(seed)
     z, own, x, y = torch.randn(4, images, generator=g, dtype=torch.float64)
     x, y = x + z + own, y - z + own

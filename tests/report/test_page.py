@@ -252,6 +252,8 @@ def test_an_evaluation_of_an_earlier_state_is_marked(tmp_path: Path, undrawn: No
         assert summary_rows(runs)[0].name == name
         sentence = "The evaluation of run is of an earlier state of the run (step 84 of 168): <code>byov evaluate"
         assert (sentence in render(runs)) == (step == 168)
+    evaluation.write_text(json.dumps(RESULTS | {"settings": {"step": 168, "weights": "an earlier digest"}}))
+    assert summary_rows(load_runs([run]))[0].name == "run, evaluated at the same step with other weights"
 
 
 def test_names_are_escaped(tmp_path: Path, undrawn: None) -> None:

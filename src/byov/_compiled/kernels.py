@@ -192,9 +192,9 @@ def _perturb(out: Any, means: Any, log_variances: Any, noise: Any) -> None:
 
 @compiled
 def draw(out: Any, means: Any, log_variances: Any, seed: Any, chunk: Any) -> None:
-    """out = mean + sigma * noise, each chunk with a stream of its own, seeded by `seed` counted up.
+    """out = mean + sigma * noise, each chunk with a separate stream, seeded by `seed` counted up.
 
-    As torch does, a chunk that is no multiple of 16 has its last 16 numbers made anew. (torch has another way for a
+    As torch does, a chunk that is no multiple of 16 has its last 16 numbers drawn again. (torch has another way for a
     chunk of less than 16: these alone differ.)
     """
     state, following = np.empty(STATE, np.uint32), np.empty(STATE, np.uint32)
@@ -293,7 +293,7 @@ def kl(
     gradients there are none: one kind of arguments, so that numba compiles, and keeps, one loop for all priors.
     """
     terms, variances, gaps = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-    v0 = F(1 if len(variance0) else least)  # variances of its own come in afterwards
+    v0 = F(1 if len(variance0) else least)  # its own variances are read later
     precision0, log_variance0, factor = F(1) / v0, _log(v0), F(scale)
     total = 0.0
     for start in range(0, len(means), BLOCK):

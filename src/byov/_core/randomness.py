@@ -29,7 +29,7 @@ MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # splitmix64's two r
 class RandomStream(IntEnum):
     """What random numbers are for: the first part of a key, so that no two uses share numbers.
 
-    A stored run depends on these values: never change one. Functions that take a seed of their own (bootstraps, shifts,
+    A stored run depends on these values: never change one. Functions that take a separate seed (bootstraps, shifts,
     the probe's held-out images, random pruning) use that seed as the first part instead.
     """
 

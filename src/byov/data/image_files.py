@@ -21,7 +21,7 @@ from PIL.Image import Resampling, Transpose
 # -------------------------------------------------------------------------------------------------------------- listing
 
 SUFFIXES = frozenset(("jpg", "jpeg", "jpe", "jfif", "png", "bmp", "gif", "webp", "tif", "tiff", "ppm", "pgm"))
-# Photographs in formats that are not supported: a user whose folder is full of them should be told.
+# Photographs in formats that are not supported: they are reported, since a folder may be full of them.
 OTHER_SUFFIXES = frozenset(("heic", "heif", "avif", "jxl", "jp2", "psd", "dng", "cr2", "cr3", "nef", "arw", "orf"))
 REPORT_EVERY = 10_000  # files
 

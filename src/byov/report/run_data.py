@@ -15,6 +15,7 @@ from torch import Tensor
 from byov._core.cache import read_entry
 from byov._core.errors import BadInput
 from byov.config import BAYESIAN, Config, read_config
+from byov.evaluation.evaluate import is_current
 from byov.evaluation.predictive import LABEL_FREE
 from byov.runs import checkpoints
 from byov.runs.folder import RunFolder, read_log
@@ -46,6 +47,8 @@ class Run:
     """`results/pruning.json`; empty unless `byov prune` wrote the run."""
     step: int | None
     """Of the last checkpoint; None if it cannot be read."""
+    current: bool
+    """Whether the results belong to the weights that the run has now; True where this is not known."""
     missing: list[str]
     """One sentence for each thing that is missing."""
 
@@ -55,18 +58,20 @@ class Run:
         return shlex.quote(str(self.path))
 
     @property
-    def earlier_step(self) -> str:
-        """`step X of Y` if the evaluation is of another state than the last checkpoint, or else empty."""
+    def earlier_state(self) -> str:
+        """What the evaluation is of, if not of the last checkpoint: `step X of Y`; or else empty."""
+        if self.current:
+            return ""
         evaluated = self.settings.get("step")
-        return "" if None in (evaluated, self.step) or evaluated == self.step else f"step {evaluated} of {self.step}"
+        return "the same step with other weights" if evaluated == self.step else f"step {evaluated} of {self.step}"
 
     @property
     def outdated(self) -> str:
         """A sentence if the evaluation is of an earlier state of the run, or else empty."""
-        if not self.earlier_step:
+        if not self.earlier_state:
             return ""
         return (
-            f"The evaluation of {self.name} is of an earlier state of the run ({self.earlier_step}): "
+            f"The evaluation of {self.name} is of an earlier state of the run ({self.earlier_state}): "
             f"`byov evaluate {self.shell_path}` updates it."
         )
 
@@ -132,18 +137,21 @@ def load_run(path: Path, name: str | None = None) -> Run:
         raise BadInput(f"{path} is not a run folder: it has no config.yaml; give one that `byov train --out` wrote.")
     metrics, posterior = read_log(folder.metrics), read_log(folder.posterior)
     rows = read_entry(folder.results / "evaluation.safetensors")
+    results = _read_object(folder.results / "evaluation.json")
+    step, current = _checkpoint(folder, results)
     run = Run(
         name=name or path.resolve().name,
         path=path,
         config=read_config(folder.config),
         metrics=_merged(metrics.rows, ("step",)),
         posterior=_merged(posterior.rows, ("epoch", "layer")),
-        results=_read_object(folder.results / "evaluation.json"),
+        results=results,
         images={} if rows is None else {key: row for key, row in rows.tensors.items() if row.isfinite().all()},
         evaluated_images="" if rows is None else str(rows.header.get("images")),
         summary=_read_object(folder.summary),
         pruning=_read_object(folder.results / "pruning.json"),
-        step=_checkpoint_step(folder),
+        step=step,
+        current=current,
         missing=[],
     )
     run.missing.extend([*_missing_logs(run, metrics.broken, posterior.broken), *_missing_results(run)])
@@ -186,11 +194,14 @@ def _names(paths: Sequence[Path]) -> list[str]:
     raise BadInput("the same run folder is given twice: give each once.")
 
 
-def _checkpoint_step(folder: RunFolder) -> int | None:
+def _checkpoint(folder: RunFolder, results: Row) -> tuple[int | None, bool]:
+    """The step of the last checkpoint, and whether the results are of its weights."""
     try:
-        return int(checkpoints.state(folder.checkpoint)["step"])
+        step = int(checkpoints.state(folder.checkpoint)["step"])
+        known = isinstance(settings := results.get("settings"), dict) and "step" in settings
+        return step, not known or is_current(results, folder.path)
     except (BadInput, KeyError):
-        return None
+        return None, True
 
 
 def _read_object(path: Path) -> Row:

@@ -64,7 +64,7 @@ def prepare(
 
     with together():
         source, put_weights = _open(config, out, launch, resumes, progress)
-    data = _load(source, launch.processes, progress, say)
+    data = launch.processes.first_then_others(lambda: source.load("train", progress, say))  # decoded by the first
 
     with together():
         if resumes:
@@ -133,16 +133,6 @@ def _check_free(out: Path) -> None:
         raise BadInput("a run needs its own folder, not the current one: give --out a name.")
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise BadInput(f"{out} exists already: choose another --out, or continue that run with --resume.")
-
-
-def _load(source: Source, processes: Processes, progress: Progress, say: Say) -> ImageSet:
-    """Load the training images: first in the main process, on all cores, so that the others find them decoded."""
-    data: list[ImageSet] = []
-    for turn in (True, False):
-        with processes.one_voice():
-            if processes.main is turn:
-                data.append(source.load("train", progress, say))
-    return data[0]
 
 
 # ----------------------------------------------------------------------------------------------------------- resolving

@@ -7,7 +7,7 @@ reads a pair of activations per image; which pair depends only on the epoch. Sup
 The activations are a float16 file in `RUN/cache/`, mapped into memory. A JSON file next to it describes what they
 depend on, and a digest of the file, which is checked when a run resumes. It is written last, so that an incomplete
 cache is ignored; a damaged one is made again. The cache is removed when the run finishes. Runs with the same views may
-share one, in a folder of their own (`--view-caches`), where it stays.
+share one, in a separate folder (`--view-caches`), where it stays.
 """
 
 from __future__ import annotations

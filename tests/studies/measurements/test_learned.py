@@ -1,4 +1,4 @@
-"""Whether an encoder has learned: compared with its rivals on the same images, and what a reader is told."""
+"""Whether an encoder has learned: compared with its rivals on the same images, and what is reported."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ COLUMNS = (
 def summary_rows(runs: Sequence[Run]) -> list[TableRow]:
     """Make a row per run with the best of each column marked, then the means over draws, then the references."""
     columns = [column.cells([_value(run, column) for run in runs]) for column in COLUMNS]
-    names = [run.name + (f", evaluated at {run.earlier_step}" if run.earlier_step else "") for run in runs]
+    names = [run.name + (f", evaluated at {run.earlier_state}" if run.earlier_state else "") for run in runs]
     rows = [TableRow(names[i], [cells[i] for cells in columns], i) for i in range(len(runs))]
     return rows + [_drawn_row(run) for run in runs if finite(run.results.get("draws.top1"))] + _reference_rows(runs)
 

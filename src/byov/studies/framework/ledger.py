@@ -1,7 +1,7 @@
 """Judge every claim of the paper by the studies that were made, at every scale, and write the page: `byov ledger`.
 
 A study's CLAIMS are judged by the rows it wrote (`FOLDER/STUDY/SCALE/STUDY.json`); nothing is trained or measured here.
-Verdicts of an earlier ledger may stand beside them.
+Verdicts of an earlier ledger may be shown next to them.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def read_before(path: Path) -> dict[tuple[str, str, str], str]:
 def write(studies: Path, out: Path, before: Path | None = None) -> list[Entry]:
     """Write the page, a JSON with all numbers next to it, and the studies' figures in `figures`.
 
-    `before`: the JSON of an earlier ledger, whose verdicts are shown in a column beside the new ones.
+    `before`: the JSON of an earlier ledger, whose verdicts are shown in a column next to the new ones.
     """
     made = made_studies(studies)
     found = entries(made, None if before is None else read_before(before))
