@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from byov._core import files
 from byov._core.errors import BadInput
@@ -75,3 +77,19 @@ def test_a_folder_that_another_process_has_put_there_meanwhile(tmp_path: Path, k
 
 def test_a_prefix_selects_and_is_stripped() -> None:
     assert files.without_prefix({"a.b": 1, "a.a.c": 2, "b": 3, "ba.": 4}, "a.") == {"b": 1, "a.c": 2}
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_files_have_the_mode_that_the_umask_gives(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        files.write_text(tmp_path / "text", "a")
+        files.write_atomically(tmp_path / "tensors", lambda path: save_file({"a": torch.ones(1)}, path))
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {mode}
+
+
+def test_a_name_of_any_length_can_be_written(tmp_path: Path) -> None:
+    files.write_text(tmp_path / ("a" * 255), "long")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["long"]

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import byov
+from byov._core import cache, files
 from byov._core.errors import BadInput
 from byov._core.files import without_prefix
 from byov.config import Config, Model, Monitor, Optim, Posterior, read_config
@@ -203,6 +204,42 @@ def test_rounds_that_were_stopped_go_on(run, tmp_path: Path) -> None:
     assert all(torch.equal(one[name], other[name]) for name in one)
     with pytest.raises(BadInput, match="exists already"):
         prune(run, out, how, curve=())
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_a_stop_anywhere_can_be_repeated(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
+    """The call is stopped just before and just after each file it writes; the same call then goes on to the end."""
+    how = Pruning("snr", 0.6, rounds=max(1, rounds), epochs=min(1, rounds))
+    writes, limit = 0, 0
+
+    class Stopped(Exception):
+        pass
+
+    def counted(write):
+        def wrapped(*args, **kwargs):
+            nonlocal writes
+            for act in (lambda: None, lambda: write(*args, **kwargs)):
+                act()
+                writes += 1
+                if writes == limit:
+                    raise Stopped
+
+        return wrapped
+
+    for module, name in ((files, "write_atomically"), (checkpoints, "write_atomically"), (cache, "write_atomically")):
+        monkeypatch.setattr(module, name, counted(getattr(module, name)))
+    limit = 0
+    whole = prune(run, tmp_path / "whole", how, curve=(), draw=lambda results: files.write_text(tmp_path / "a", "a"))
+    total, writes = writes, 0
+    for limit in range(1, total, max(1, total // 12)):
+        out, writes = tmp_path / f"{limit}", 0
+        with pytest.raises(Stopped):
+            prune(run, out, how, curve=(), draw=lambda results: files.write_text(tmp_path / "b", "b"))
+        writes = -(10**9)
+        assert prune(run, out, how, curve=())["settings"] == whole["settings"]
+        one, other = (checkpoints.load(folder / LAST)[0] for folder in (tmp_path / "whole", out))
+        assert all(torch.equal(one[name], other[name]) for name in one)
+        assert not [*tmp_path.rglob("*.tmp"), *tmp_path.rglob("*.lock"), *out.rglob("*partial*")]
 
 
 def test_images_of_other_channels_are_converted(run, tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ import torch
 
 import tiny
 from byov._core.errors import BadInput, TrainingFailed
+from byov._core.lock import Lock
 from byov.config import Monitor, Optim
 from byov.data.images import ImageSet
 from byov.runs import checkpoints
-from byov.runs.folder import read_log
+from byov.runs.folder import RunFolder, read_log
 from byov.training import loop
 from byov.training.distributed.processes import Processes
 from byov.training.loop import subset
@@ -165,3 +166,22 @@ def test_a_checkpoint_that_does_not_fit_is_not_resumed(tmp_path, damage: str) ->
     checkpoints.save(path, tensors, state)
     with pytest.raises(BadInput, match={"int8": "int8", "shape": "does not fit", "no state": "lacks the"}[damage]):
         tiny.trainer(tmp_path, tiny.config()).restore()
+
+
+@pytest.mark.parametrize("fate", ["removed", "moved", "taken over"])
+def test_a_folder_that_goes_while_training_is_a_failure(tmp_path, fate: str) -> None:
+    run = tmp_path / "run"
+    trainer = tiny.trainer(run, tiny.config())
+    trainer.lock = Lock(RunFolder(run).lock, run)
+
+    def lose(step: int, row: object) -> None:
+        if step == 2:
+            if fate == "taken over":
+                RunFolder(run).lock.write_text('{"machine": "00000000", "pid": 1, "started": 1, "host": "b"}')
+            else:
+                run.rename(tmp_path / "moved")
+
+    trainer.on_step = lose
+    with pytest.raises(TrainingFailed, match=r"run was removed, moved or taken over .*step 6"):
+        trainer.run()
+    assert fate == "taken over" or not run.exists()

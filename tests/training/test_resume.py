@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import random
@@ -19,6 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import byov
+from byov._core import lock as locks
 from byov._core.errors import BadInput
 from byov.config import Config, merge, read_config, read_recipe
 from byov.runs import checkpoints
@@ -222,6 +224,32 @@ def test_a_checkpoint_cut_short_leaves_the_one_before(tmp_path: Path) -> None:
     finish(prepare(config, tmp_path / "cut", resume=True))
     assert_same_end(tmp_path / "whole", tmp_path / "cut")
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_second_process_does_not_touch_a_live_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = small({"monitor": {"checkpoint_steps": 1000, "knn_every": 1000}}, epochs=2000)
+    run = tmp_path / "run"
+    prepare(config, run)
+    del config
+    gc.collect()  # the lock of this process's trainer goes with it
+    ready = at_work(run)
+    process = start(run)
+    try:
+        wait_for(ready, process)
+        temporary = last(run).with_name(
+            f".last.safetensors.{'-'.join(map(str, locks._owner(run / '.lock')))}-0a0a0a0a.tmp"
+        )
+        temporary.touch()
+        begun = rows(run)[0]
+        second = subprocess.run(command(run), capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        assert second.returncode == 2 and second.stderr.splitlines()[-1].startswith(f"byov: {run} is in use by another")
+        assert f"process {process.pid} on" in second.stderr and "Traceback" not in second.stderr
+        assert temporary.exists() and rows(run)[0] == begun and process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+    prepare(read_config(run / "config.yaml"), run, resume=True)
+    assert not temporary.exists() and not list(run.rglob("*.tmp"))
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:

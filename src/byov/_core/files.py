@@ -1,22 +1,31 @@
-"""Write files and folders whole or not at all, and report a full disk in one sentence."""
+"""Write files and folders whole or not at all, and report a full disk in one sentence.
+
+Until it is whole, a file or folder has a temporary name, which names the process that writes it. What a killed process
+left is removed by the next owner of the lock on its place (`lock.py`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import json
 import os
 import re
 import shutil
+import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from byov._core.errors import BadInput
+from byov._core.owner import Owner, is_gone, this_process
 
 V = TypeVar("V")
 
+ABANDONED_SECONDS = 3600  # without a write, on another machine: its process was killed
+LONGEST = 150  # characters of a name that its temporary name repeats: names have at most 255
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -41,10 +50,13 @@ def disk_space_checked(path: Path) -> Iterator[None]:
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Call write(temporary path), then move the result into place: a reader sees the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _temporary(path)
     try:
         with disk_space_checked(path):
+            temporary.touch()
+            mode = temporary.stat().st_mode
             write(temporary)
+            temporary.chmod(mode)  # the umask's, whatever a library prefers
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
             temporary.replace(path)
@@ -64,7 +76,7 @@ def folder_written_whole(folder: Path, *, keep_existing: bool = False) -> Iterat
     If the block fails, nothing is left behind. With `keep_existing`, a folder that another process has put there
     meanwhile stays; without, only an empty folder may be in the way.
     """
-    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")  # unique on a shared disk
+    temporary = _temporary(folder)
     try:
         with disk_space_checked(folder):
             temporary.mkdir(parents=True)
@@ -76,6 +88,38 @@ def folder_written_whole(folder: Path, *, keep_existing: bool = False) -> Iterat
                     raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _temporary(path: Path) -> Path:
+    """Return a name next to `path` that no other write uses, also on a shared disk."""
+    machine, pid, started = this_process()
+    return path.with_name(f".{path.name[:LONGEST]}.{machine}-{pid}-{started}-{uuid.uuid4().hex[:8]}.tmp")
+
+
+def remove_abandoned(found: Iterable[Path]) -> None:
+    """Remove those of some temporary files and folders whose process has ended."""
+    for path in found:
+        if _is_abandoned(path):
+            shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def leftovers(path: Path) -> Iterator[Path]:
+    """Yield the temporary files and folders of `path`, of this process and others."""
+    return path.parent.glob(f".{glob.escape(path.name[:LONGEST])}.*.tmp")
+
+
+def _is_abandoned(path: Path) -> bool:
+    named = re.search(r"\.([0-9a-f]{8})-(\d+)-(\d+)-[0-9a-f]{8}\.tmp$", path.name)
+    gone = True if named is None else is_gone(Owner(named[1], int(named[2]), int(named[3])))
+    if gone is None:
+        try:
+            parts = [path, *path.rglob("*")] if path.is_dir() else [path]
+            gone = time.time() - max(part.stat().st_mtime for part in parts) > ABANDONED_SECONDS
+        except OSError:  # renamed since
+            gone = False
+    return gone
 
 
 def write_text(path: Path, text: str) -> None:

@@ -56,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = INTERRUPTED
     if one_of_many():
         # A thread of gloo may still hold the last tensor, and would abort while Python shuts down.
+        if lock := sys.modules.get("byov._core.lock"):
+            lock.release_all()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

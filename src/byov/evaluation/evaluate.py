@@ -23,7 +23,8 @@ from byov import __version__
 from byov._core.cache import Cache, Entry, digest, read_entry, write_entry
 from byov._core.callbacks import Progress, Say, say_on_stderr
 from byov._core.errors import BadInput
-from byov._core.files import without_prefix, write_json
+from byov._core.files import remove_abandoned, without_prefix, write_json
+from byov._core.lock import Lock, beside
 from byov.config import absolute_source, same_source
 from byov.data.images import ImageSet
 from byov.data.shifts import SEVERITIES
@@ -98,11 +99,24 @@ def evaluate(
     same settings. `supervised`: one or two supervised-bbb runs on the same data to compare with (`align`).
     """
     wanted = Wanted(draws, shifts, tuple(ood), semi, finetune, teacher)
+    data = absolute_source(data or run.config.data)
     with run.processes.one_voice():
+        lock = _locked(results_path(run, data, teacher)) if run.processes.main else None
         other = None if baseline is None else _other_run(run, baseline)
         if other is not None and teacher:
             other.teacher_encoder()  # raises if there is none: before the work
-    return _evaluate(run, absolute_source(data or run.config.data), wanted, other, progress, say, supervised)
+    try:
+        return _evaluate(run, data, wanted, other, progress, say, supervised)
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _locked(results: Path) -> Lock:
+    """Lock an evaluation's results, and remove what a killed one left next to them."""
+    lock = Lock(beside(results), results)
+    remove_abandoned(results.parent.rglob(".*.tmp"))
+    return lock
 
 
 def _evaluate(

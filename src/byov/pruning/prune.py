@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from byov._core.cache import Entry, read_entry, write_entry
 from byov._core.callbacks import Progress, Say, say_on_stderr
 from byov._core.errors import BadInput
-from byov._core.files import folder_written_whole, without_prefix, write_json, write_text
+from byov._core.files import folder_written_whole, leftovers, remove_abandoned, without_prefix, write_json, write_text
+from byov._core.lock import Lock, put
 from byov.config import Config, to_dict, to_yaml
 from byov.data.sources import open_source
 from byov.data.transforms import resized
@@ -59,8 +60,9 @@ def prune(
     progress: Progress = lambda what, done, total: None,
     say: Say = say_on_stderr,
     train: Callable[[Trainer], object] = lambda trainer: trainer.run(),
+    draw: Callable[[dict[str, Any]], object] = lambda results: None,
 ) -> dict[str, Any]:
-    """Prune a run, write the pruned run to a new folder, and measure it. Stopped work resumes in the next call.
+    """Prune a run, write the pruned run to a new folder, and measure it. A call that was stopped anywhere can be repeated.
 
     Args:
         run: The run to prune; it does not change.
@@ -71,6 +73,7 @@ def prune(
         progress: Called with the current stage, what is done, and the total.
         say: Called with messages for the user.
         train: Runs a trainer, if `how` asks for training.
+        draw: Called with the results before the work counts as done.
 
     Returns:
         What is written to `results/pruning.json`: sparsity, accuracy and calibration before and after, costs.
@@ -108,8 +111,11 @@ def prune(
 
     config = _retraining(run.config, how.epochs) if how.epochs else run.config
     if not done["begun"]:
-        _write_run(run.folder, out, config, pruned(tensors, masks), _restarted(state, config) if how.epochs else state)
         done["begun"] = 1
+        begin = _restarted(state, config) if how.epochs else state
+        _write_run(run.folder, out, config, pruned(tensors, masks), begin, done)
+    lock = Lock(RunFolder(out).lock, out)
+    remove_abandoned([*leftovers(out), *out.rglob(".*.tmp")])
     partial, rounds = RunFolder(out).results / PARTIAL, done["rounds"]
     for number in range(len(rounds) + 1, how.rounds + 1) if how.epochs else ():
         if number > done["begun"]:
@@ -130,8 +136,10 @@ def prune(
     measured = {"images": len(cost.tested), "prunable": "weights of Linear layers and convolutions"}
     results["settings"] = done["settings"] | measured
     write_json(RunFolder(out).results / "pruning.json", results)
-    partial.unlink(missing_ok=True)
     _update_summary(_opened(run, out))
+    draw(results)
+    partial.unlink(missing_ok=True)
+    lock.release()
     return results
 
 
@@ -197,11 +205,18 @@ def _restarted(state: Mapping[str, Any], config: Config) -> dict[str, Any]:
 
 
 def _write_run(
-    origin: Path, out: Path, config: Config, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
+    origin: Path,
+    out: Path,
+    config: Config,
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    done: dict[str, Any],
 ) -> None:
-    """Write the folder of a run, whole or not at all."""
+    """Write the folder of a run, whole or not at all; with what is needed to resume from there."""
     old = RunFolder(origin)
     with folder_written_whole(out) as place:
+        put(RunFolder(place).lock)
+        write_entry(RunFolder(place).results / PARTIAL, Entry({}, done))
         write_text(RunFolder(place).config, to_yaml(config))
         for file in (old.metrics, old.posterior, old.summary, old.reference_images, old.reference_pixels):
             if file.is_file():

@@ -17,6 +17,11 @@ class RunFolder:
     path: Path
 
     @property
+    def lock(self) -> Path:
+        """The lock of the process that trains or prunes (`_core.lock`)."""
+        return self.path / ".lock"
+
+    @property
     def config(self) -> Path:
         """The resolved settings, YAML."""
         return self.path / "config.yaml"

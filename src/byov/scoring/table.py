@@ -30,7 +30,15 @@ from byov import __version__
 from byov._core.cache import Cache, Entry
 from byov._core.callbacks import Progress, Say, say_on_stderr
 from byov._core.errors import BadInput
-from byov._core.files import disk_space_checked, write_atomically, write_json, write_text
+from byov._core.files import (
+    disk_space_checked,
+    leftovers,
+    remove_abandoned,
+    write_atomically,
+    write_json,
+    write_text,
+)
+from byov._core.lock import Lock, beside
 from byov.data.image_files import printable
 from byov.data.sources import Chunk, Stream
 from byov.inference.inputs import in_channels
@@ -128,6 +136,14 @@ def check_place(out: Path, page: bool) -> None:
     taken = next((path for path in (out, *others) if path.exists()), None)
     if taken is not None:
         raise BadInput(f"{taken} exists already: remove it, or choose another --out.")
+
+
+def locked(out: Path) -> Lock:
+    """Lock a table, and remove what a killed process left next to it."""
+    lock = Lock(beside(out), out)
+    for path in (out, page_path(out), skipped_path(out)):
+        remove_abandoned(leftovers(path))
+    return lock
 
 
 def check_images(run: Run, stream: Stream, say: Say = say_on_stderr) -> None:

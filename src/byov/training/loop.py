@@ -20,6 +20,7 @@ from torch import Tensor
 
 from byov._core.errors import BadInput, TrainingFailed
 from byov._core.files import without_prefix, write_json
+from byov._core.lock import Lock
 from byov._core.randomness import RandomStream, permutation
 from byov.config import Config, differences, merge, to_dict
 from byov.data.images import ImageSet
@@ -94,6 +95,7 @@ class Trainer:
     step: int = 0
     optimizer: torch.optim.Optimizer = field(init=False)
     warned: bool = False
+    lock: Lock | None = None  # on the folder; held by the main process until training ends
 
     def __post_init__(self) -> None:
         self.optimizer = build_optimizer(self.learner.posterior, self.config.optim, self.processes)
@@ -177,12 +179,13 @@ class Trainer:
                         self.save()
                     if stop and self.step < self.total:
                         raise Interrupted(signal.Signals(signals[0]).name if signals else "another process")
+            if main:
+                remove_cache(self.folder)
+            return self._summarise()
         finally:
             if log is not None:
                 log.close()
-        if main:
-            remove_cache(self.folder)
-        return self._summarise()
+            self._unlock()
 
     def _log(self, log: TrainingLog, report: StepReport) -> dict[str, Any]:
         """Write what is due after a step: a row of metrics, and the layers at the end of an epoch. Return the row."""
@@ -306,6 +309,7 @@ class Trainer:
     def save(self) -> None:
         """Write the checkpoint."""
         self._check_weights()
+        self._check_folder()
         sharded = isinstance(self.optimizer, ShardedAdamW)
         tensors = self.tensors() if self.processes.main or sharded else {}  # shards are gathered from all processes
         if self.processes.main:
@@ -320,6 +324,18 @@ class Trainer:
             }
             checkpoints.save(RunFolder(self.folder).checkpoint, tensors, state)
         self._saved_at = time.monotonic()
+
+    def _check_folder(self) -> None:
+        """Raise TrainingFailed if the run folder is no longer that of this process."""
+        if self.lock is not None and not self.lock.is_ours():
+            raise TrainingFailed(
+                f"{self.folder} was removed, moved or taken over while it was trained (step {self.step}): nothing more "
+                "is written; restore it and use --resume, or train again."
+            )
+
+    def _unlock(self) -> None:
+        if self.lock is not None:
+            self.lock.release()
 
     def restore(self) -> None:
         """Return to the last checkpoint."""
@@ -345,7 +361,10 @@ class Trainer:
         """End a run whose posterior was fitted without training; write and return the summary."""
         self.step, self.seconds = self.total, seconds
         self.save()
-        return self._summarise()
+        try:
+            return self._summarise()
+        finally:
+            self._unlock()
 
     def _summarise(self) -> dict[str, Any]:
         sigma = self.learner.posterior.sigma
@@ -360,6 +379,7 @@ class Trainer:
             "median_sigma": float(sigma.median()) if sigma.numel() else None,
         }
         if self.processes.main:
+            self._check_folder()
             write_json(RunFolder(self.folder).summary, summary)
         return summary
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from byov._core.callbacks import Progress, Say, say_on_stderr
 from byov._core.errors import BadInput
-from byov._core.files import folder_written_whole, write_text
+from byov._core.files import folder_written_whole, leftovers, remove_abandoned, write_text
+from byov._core.lock import Lock, put
 from byov.backbones import build_encoder
 from byov.config import SUPERVISED, Config, absolute_source, differences, read_config, to_yaml
 from byov.data.images import ImageSet, Outline
@@ -252,19 +253,26 @@ def _start(trainer: Trainer, view_caches: Path | None = None) -> None:
     assert config.images is not None and config.calibration is not None
     view_cache.check(config, encoder_of(trainer.learner.posterior.module), out if view_caches is None else None)
     split = divide(len(trainer.data), config.images, config.calibration)
-    with folder_written_whole(out) as trainer.folder:
-        write_text(RunFolder(trainer.folder).config, to_yaml(config))
-        write_reference(trainer.folder, config, len(trainer.data), trainer.fingerprint, split)
-        write_pixels(trainer.folder, trainer.data.images, split, trainer.learner.image_size)
-        trainer.save()  # so that it can be resumed from the start
+    remove_abandoned(leftovers(out))
+    try:
+        with folder_written_whole(out) as trainer.folder:
+            put(RunFolder(trainer.folder).lock)
+            write_text(RunFolder(trainer.folder).config, to_yaml(config))
+            write_reference(trainer.folder, config, len(trainer.data), trainer.fingerprint, split)
+            write_pixels(trainer.folder, trainer.data.images, split, trainer.learner.image_size)
+            trainer.save()  # so that it can be resumed from the start
+    except OSError:
+        _check_free(out)  # another process may have made it since
+        raise
     trainer.folder = out
+    trainer.lock = Lock(RunFolder(out).lock, out)
 
 
 def _resume(trainer: Trainer) -> None:
     """Return to the last checkpoint."""
     if trainer.processes.main:
-        for stale in trainer.folder.rglob(".*.tmp"):  # a kill came while it was being written
-            stale.unlink(missing_ok=True)
+        trainer.lock = Lock(RunFolder(trainer.folder).lock, trainer.folder)
+        remove_abandoned([*leftovers(trainer.folder), *trainer.folder.rglob(".*.tmp")])
     trainer.restore()
     if trainer.processes.main:
         write_text(RunFolder(trainer.folder).config, to_yaml(trainer.config))  # --extend lengthens it

@@ -71,7 +71,7 @@ def run(arguments: list[str]) -> int:
         options.epochs,
         options.seed,
     )
-    console = process.console()
+    console, picture = process.console(), RunFolder(options.out).figures / "pruning.png"
 
     def train(trainer: Trainer) -> None:
         stages.bar.stop()  # one bar at a time
@@ -83,11 +83,20 @@ def run(arguments: list[str]) -> int:
     with disk_space_checked(options.out), StageProgress(console) as stages:
         opened = load(options.run, resolve_device(options.device))
         try:
-            results = prune(opened, options.out, how, options.data, options.curve, stages, stages.say, train)
+            results = prune(
+                opened,
+                options.out,
+                how,
+                options.data,
+                options.curve,
+                stages,
+                stages.say,
+                train,
+                lambda results: draw_pruning(results, picture),
+            )
         except Interrupted as interruption:
             stages.say(f"{interruption}: {options.out} is saved; repeat the same command to continue.")
             return process.INTERRUPTED
-        picture = draw_pruning(results, RunFolder(options.out).figures / "pruning.png")
     print(tables.pruned(results))
     print(f"written: {options.out}, with results/pruning.json and {picture.relative_to(options.out)}")
     return process.DONE

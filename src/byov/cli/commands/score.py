@@ -66,7 +66,7 @@ def run(arguments: list[str]) -> int:
     from byov.scoring.ensemble import EnsembleScorer
     from byov.scoring.one_pass import FastScorer
     from byov.scoring.scores import Scorer
-    from byov.scoring.table import Scored, check_images, check_place, identity, page_path, score_images
+    from byov.scoring.table import Scored, check_images, check_place, identity, locked, page_path, score_images
     from byov.training.resolve import resolve_device
 
     process.use_threads(options.threads)
@@ -81,6 +81,7 @@ def run(arguments: list[str]) -> int:
             scorer = (FastScorer if options.fast else Scorer)(opened, draws=options.draws, say=say)
         stream = open_stream(options.images, opened.image_shape[-1], progress, say)
         check_images(opened, stream, say)
+        lock = locked(options.out)
         settings = identity(scorer, stream)
         checked = [("training", unfinished(opened)), ("encoder check", _encoder_sentence(scorer.reference, progress))]
         for other in scorer.others:
@@ -114,6 +115,8 @@ def run(arguments: list[str]) -> int:
         except KeyboardInterrupt:
             say("interrupted: finished scores are saved; repeat the same command to continue.")
             return process.INTERRUPTED
+        finally:
+            lock.release()
     print(tables.oddest(scored.names, scored.oddness, scored.oddness_percentile, scored.uncertainty_percentile))
     if scored.oddness_percentile is not None and opened.config.calibration is not None:
         print(tables.percentile_note(opened.config.calibration))

@@ -30,6 +30,7 @@ import byov.studies.paper
 from byov._core.callbacks import Say
 from byov._core.errors import BadInput, TrainingFailed
 from byov._core.files import write_atomically, write_json, write_text
+from byov._core.lock import Lock
 from byov.config import BAYESIAN, NOT_IDENTITY, Config, flatten, merge, read_recipe, to_dict, to_yaml
 from byov.data import fetch
 from byov.data.sources import open_source
@@ -333,6 +334,7 @@ def make_all(lab: Lab) -> Iterator[tuple[str, str | None]]:
 def make(name: str, lab: Lab) -> Path:
     """Make one study and return its folder. Existing results are overwritten: they follow from runs, which are not."""
     study = find(name)
+    lock = Lock(lab.place(name) / ".lock", lab.place(name))
     lab.say(f"{name}: {study.TITLE} ({lab.name}: {lab.scale.time})")
     configs = study.runs(lab)
     lab.train(configs)
@@ -354,6 +356,7 @@ def make(name: str, lab: Lab) -> Path:
     for suffix in ("png", "svg"):
         path = folder / f"{name}.{suffix}"
         write_atomically(path, lambda temporary, suffix=suffix: figure.savefig(temporary, format=suffix, dpi=200))  # type: ignore[misc]
+    lock.release()
     return folder
 
 
