@@ -261,6 +261,13 @@ def test_names_are_escaped(tmp_path: Path, undrawn: None) -> None:
     assert "<b>&run" not in page and "&lt;b&gt;&amp;run" in page
 
 
+def test_the_page_may_load_and_run_nothing(tmp_path: Path, undrawn: None) -> None:
+    page = write_report([fabricate(tmp_path / "run", "byol", epochs=1)], tmp_path / "r.html").read_text()
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    assert f'<meta http-equiv="Content-Security-Policy" content="{policy}">' in page.partition("<title>")[0]
+    assert "<script" not in page
+
+
 def test_same_runs_same_page_and_no_leftovers(tmp_path: Path) -> None:
     run = fabricate(tmp_path / "run", epochs=2)
     folder = tmp_path / "out"

@@ -119,6 +119,19 @@ def test_csv_has_both_percentiles(stream: Stream, tmp_path: Path) -> None:
         assert [np.float32(row[name]) for row in rows] == getattr(scored, name).tolist()
 
 
+def test_no_path_in_csv_is_a_formula_and_all_still_name_their_files(tmp_path: Path) -> None:
+    names = ["=1+2.png", "+a.png", "-b.png", "@c.png", "\td.png", "=dir/e.png", "f=1.png", "\uff1dg.png"]
+    photos, out = tmp_path / "photos", tmp_path / "odd.csv"
+    for name in names:
+        (photos / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 20)).save(photos / name)
+    score_images(Brightness(), open_stream(str(photos), SIDE), out, SETTINGS, say=lambda text: None)
+    with out.open(newline="", encoding="utf-8") as file:
+        paths = [row["path"] for row in csv.DictReader(file)]
+    assert {path.lower()[:2] for path in paths} == {"./", "f="}
+    assert sorted((photos / path).relative_to(photos) for path in paths) == sorted(map(Path, names))
+
+
 def test_without_embedding(stream: Stream, tmp_path: Path) -> None:
     out = tmp_path / "odd.parquet"
     score_images(Brightness(), stream, out, SETTINGS, embedding=False, say=lambda text: None)

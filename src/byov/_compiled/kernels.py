@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numba
 import numpy as np
+
+from byov._compiled.disk_cache import DiskCache
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -37,10 +40,9 @@ def compiled(function: Function) -> Function:
     Multiplications and additions may be contracted, never reordered. A division by zero is no error: checked, no loop
     with a division would be vectorised.
     """
-    try:
-        kernel = numba.njit(function, cache=True, **OPTIONS)
-    except RuntimeError:  # neither this folder nor the user's cache can be written
-        kernel = numba.njit(function, **OPTIONS)
+    kernel = numba.njit(function, **OPTIONS)
+    with suppress(RuntimeError):  # neither this folder nor the user's cache can be written
+        kernel._cache = DiskCache(function)
     return kernel  # type: ignore[no-any-return]
 
 

@@ -62,7 +62,9 @@ def prune(
     train: Callable[[Trainer], object] = lambda trainer: trainer.run(),
     draw: Callable[[dict[str, Any]], object] = lambda results: None,
 ) -> dict[str, Any]:
-    """Prune a run, write the pruned run to a new folder, and measure it. A call that was stopped anywhere can be repeated.
+    """Prune a run, write the pruned run to a new folder, and measure it.
+
+    A call that was stopped anywhere can be repeated: it resumes.
 
     Args:
         run: The run to prune; it does not change.

@@ -50,6 +50,7 @@ CHUNK_IMAGES = 2048  # weights are drawn again for each chunk: with many images 
 CHUNK_BYTES = 2**26  # of pixels; fewer images per chunk from 105 pixels on
 NAMED = 3  # files that a warning names
 KINDS = (".parquet", ".csv")
+FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # how a formula begins (OWASP, CSV injection); wide forms too
 COLUMNS = ("oddness", "oddness_percentile", "uncertainty", "uncertainty_percentile")
 
 
@@ -314,13 +315,17 @@ def _write_table(
 
 
 def _write_csv(path: Path, tables: Iterator[pa.Table]) -> None:
-    """Numbers are as short as possible and still read back as the same float32."""
+    """Numbers are as short as possible and still read back as the same float32.
+
+    A path that a spreadsheet would run as a formula gets `./` in front: below the folder, it names the same file.
+    """
     with path.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(("path", *COLUMNS))
         for table in tables:
             texts = [["" if v is None else str(np.float32(v)) for v in table[name].to_pylist()] for name in COLUMNS]
-            rows.writerows(zip(table["path"].to_pylist(), *texts, strict=True))
+            paths = [f"./{path}" if path.startswith(FORMULA) else path for path in table["path"].to_pylist()]
+            rows.writerows(zip(paths, *texts, strict=True))
 
 
 # ------------------------------------------------------------------------------------------------------------- warnings
