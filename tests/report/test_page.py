@@ -19,10 +19,9 @@ import yaml
 from byov._core.errors import BadInput
 from byov.cli.parsing import parse
 from byov.config import Config, Optim, to_dict
-from byov.report.page import render, write_report
+from byov.report.page import render, summary_rows, write_report
 from byov.report.plots import svg_charts
 from byov.report.run_data import load_runs
-from byov.report.sections.evaluation import summary_rows
 from byov.runs import checkpoints
 from byov.runs.folder import RunFolder
 

@@ -13,10 +13,7 @@ from PIL import Image
 
 from byov.data.sources import open_source
 from byov.report.elements import Cell, Column
-from byov.report.plots import svg_charts
-from byov.report.plots.svg_charts import CellMap, Line
-from byov.report.run_data import load_run, load_runs
-from byov.report.sections.evaluation import (
+from byov.report.page import (
     EACH,
     example_section,
     outside_section,
@@ -25,6 +22,9 @@ from byov.report.sections.evaluation import (
     shift_section,
     summary_rows,
 )
+from byov.report.plots import svg_charts
+from byov.report.plots.svg_charts import CellMap, Line
+from byov.report.run_data import load_run, load_runs
 from byov.report.sections.pruning import pruning_section
 from byov.report.sections.settings import different_settings
 
