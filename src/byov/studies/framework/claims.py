@@ -223,7 +223,16 @@ def rooms(rows: Rows, measure: str, sign: int = +1, **values: Any) -> list[Effec
     return found
 
 
-HIGHEST = {"top1": 1.0, "top5": 1.0, "ece": 1.0, "brier": 2.0, "reliability": 2.0, "resolution": 1.0, "nll": math.inf}
+HIGHEST = {
+    "auroc": 1.0,
+    "top1": 1.0,
+    "top5": 1.0,
+    "ece": 1.0,
+    "brier": 2.0,
+    "reliability": 2.0,
+    "resolution": 1.0,
+    "nll": math.inf,
+}
 """The upper end of each measure."""
 
 

@@ -68,7 +68,9 @@ SCALES = {
     "micro": Scale("digits", "digits", None, 1, 20, "minutes on 2 cores"),
     "fashion": Scale("fashion", "fashion_mnist", 10_000, 3, 20, "hours on 2 cores"),
     "mini": Scale("small-images", "cifar10", 10_000, 3, 20, "hours on 2 cores", epochs=10),
-    "adapted": Scale("adapt-small", "cifar10", 10_000, 3, 20, "hours on 2 cores", folder_recipe="adapt-photos"),
+    "adapted": Scale(
+        "adapt-small", "cifar10", 10_000, 3, 20, "hours on 2 cores: docs/studies.md", folder_recipe="adapt-photos"
+    ),
     "paper": Scale("imagenet-vit-b16-byov", "folder:imagenet", None, 3, 50, "weeks on a cluster"),
 }
 VIEWS, TRUNKS = "views", "trunks"  # folders of what runs with the same frozen stages share; both may be deleted
