@@ -206,10 +206,12 @@ INTRODUCTION = """\
 # The paper's claims, one by one
 
 Written by `byov ledger`; all numbers, seed by seed, are in [{json}]({json}). Each claim and its rule are in the module
-of its study (`docs/studies.md`). The rules were last changed after a review. By then parts of the results of seed 0 on
-digits had been seen, but nothing of any other seed or data set. The paper's numbers come from ViTs on ImageNet-1k; ours
-come from networks and images that 2 CPU cores can train. What is shown here is shown at this scale; what is not may
-still hold at theirs. A claim that the paper makes in several places is listed at the first of them.
+of its study (`docs/studies.md`). Claims, sizes and effects were last changed after a review. By then parts of the
+results of seed 0 on digits had been seen, but nothing of any other seed or data set. Room, precondition and the
+crossed interval were added on 2026-11-18, when the earlier verdicts (column *before*) were known. The paper's numbers
+come from ViTs on ImageNet-1k; ours come from networks and images that 2 CPU cores can train. What is shown here is
+shown at this scale; what is not may still hold at theirs. A claim that the paper makes in several places is listed at
+the first of them.
 
 **The rule.** An effect is signed so that positive means "as the paper says". A run is compared with its counterpart of
 the same seed on the same test images: one effect per seed. The estimate is the mean over seeds. Seeds and test images
