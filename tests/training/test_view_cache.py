@@ -339,6 +339,12 @@ def test_runs_share_a_cache_and_learn_the_same(source: Path, tmp_path: Path, mon
     first.run()
     assert torch.equal(first.learner.posterior.means, alone.learner.posterior.means)
     assert not RunFolder(first.folder).view_cache.exists()
+    stopped = prepared(settings(source), tmp_path / "stopped", view_caches=shared)
+    stopped._advance()
+    stopped.save()
+    resumed = prepared(settings(source), tmp_path / "stopped", resume=True, view_caches=shared)
+    resumed.run()
+    assert torch.equal(resumed.learner.posterior.means, alone.learner.posterior.means)
     monkeypatch.setattr(view_cache, "_activations", None)  # the others make no cache
     for method in ("byol", "supervised-bbb"):
         prepared(settings(source, method), tmp_path / method, view_caches=shared).run()
