@@ -22,7 +22,8 @@ def test_both_rivals_must_be_beaten_with_an_interval() -> None:
     weak = [row(seed, 0.02) | {"pixels.difference": 0.02 * (-1) ** seed} for seed in range(3)]
     (caveat,) = learned_caveats(weak)
     assert "raw pixels" in caveat and "untrained" not in caveat
-    assert len(learned_caveats([row(0, 0.5)])) == 1  # one seed has no interval
+    assert learned_caveats([row(0, 0.003)]) == []  # one seed: the images alone
+    assert len(learned_caveats([row(0, 0.001)])) == 1
     assert len(learned_caveats([])) == 1  # not measured
 
 
