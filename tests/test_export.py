@@ -218,6 +218,7 @@ def test_timms_own(images: torch.Tensor, tmp_path: Path) -> None:
         (replace(RESNET, stem="cifar"), "model.stem imagenet"),
         (replace(RESNET, width=8), "width 64"),
         (replace(SMALL.model, stem="conv"), "several convolutions"),
+        (replace(SMALL.model, pool="flatten"), "features of all tokens"),
     ],
 )
 def test_what_timm_has_not_is_refused(model: Model, says: str, tmp_path: Path) -> None:

@@ -55,8 +55,9 @@ class Model:
     """ResNet: batch (BatchNorm; default), group (GroupNorm with weight standardisation), or none."""
     positions: Literal["sincos", "learned"] | None = None
     """ViT: position embeddings, sincos (fixed; default) or learned."""
-    pool: Literal["mean", "cls"] | None = None
-    """ViT: image feature, the mean of the tokens (default) or a class token (cls)."""
+    pool: Literal["mean", "cls", "flatten"] | None = None
+    """ViT: image feature, the mean of the tokens (default), a class token (cls), or all tokens side by side (flatten),
+    which keeps where things are: for small images that are all centred."""
     frozen_until: str | None = None
     """Last stage that keeps its weights: it and all stages before it are neither trained nor random.
     ViT: stem, blocks.0, ...; ResNet: stem, layer1, ...; EfficientNet: stem, blocks.0, ...; timm: a module name."""

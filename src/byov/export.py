@@ -300,6 +300,8 @@ def timm_arguments(model: Model, encoder: Encoder) -> dict[str, Any]:
         return {"model": model.backbone.replace("-", ""), "arguments": common}
     if model.stem != "patch":
         raise BadInput(f"timm's VisionTransformer has no stem of several convolutions, this encoder has: {instead}.")
+    if model.pool == "flatten":
+        raise BadInput(f"timm's VisionTransformer has no features of all tokens, this encoder has: {instead}.")
     shape = {"img_size": size, "patch_size": model.patch, "embed_dim": model.width, "depth": model.depth}
     heads = {"num_heads": model.heads, "class_token": model.pool == "cls"}
     pool = {"global_pool": "token" if model.pool == "cls" else "avg", "no_embed_class": True, "fc_norm": False}

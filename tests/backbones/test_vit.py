@@ -43,6 +43,16 @@ def test_attention_equals_torchs_own() -> None:
     torch.testing.assert_close(ours(x), theirs(x, x, x, need_weights=False)[0])
 
 
+def test_flattened_tokens_keep_their_places() -> None:
+    torch.manual_seed(0)
+    vit = ViT((4, 4), 2, 1, TINY, pool="flatten").eval()
+    assert vit.features == 4 * 16
+    tokens = []
+    vit.norm.register_forward_hook(lambda module, inputs, output: tokens.append(output))
+    features = vit(torch.randn(3, 1, 4, 4))
+    assert torch.equal(features.view(3, 4, 16), tokens[0])
+
+
 def test_sincos_by_hand() -> None:
     positions = sincos_positions(2, 3, 8)
     assert positions.shape == (6, 8)

@@ -101,7 +101,7 @@ class ConvStem(nn.Sequential):
 
 
 class ViT(Staged):
-    """Map images (B, C, H, W) to features (B, width); `features` is the width."""
+    """Map images (B, C, H, W) to features (B, F); F, `features`, is the width, with `flatten` times the tokens."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class ViT(Staged):
         size: Size = SIZES["micro"],
         stem: Literal["patch", "conv"] = "patch",
         positions: Literal["sincos", "learned"] = "sincos",
-        pool: Literal["mean", "cls"] = "mean",
+        pool: Literal["mean", "cls", "flatten"] = "mean",
         weights: WeightInit = "trunc_normal",
     ) -> None:
         super().__init__()
@@ -121,9 +121,9 @@ class ViT(Staged):
             raise BadInput(f"patches of {patch} do not divide an image of {height_} x {width_}: change model.patch.")
         if heads < 1 or width % heads:
             raise BadInput(f"{heads} heads do not divide a width of {width}: change model.heads or model.width.")
-        self.features = width
-        self.pool = pool
         rows, columns = height_ // patch, width_ // patch
+        self.features = width * rows * columns if pool == "flatten" else width
+        self.pool = pool
         if stem == "conv":
             self.stem: nn.Module = ConvStem(channels, width, patch)
         else:
@@ -150,6 +150,8 @@ class ViT(Staged):
 
         def pooled(x: Tensor) -> Tensor:
             x = self.norm(x)
+            if self.pool == "flatten":
+                return x.flatten(1)
             return x[:, 0] if self.pool == "cls" else x.mean(dim=1)
 
         blocks = [Stage(f"blocks.{i}", f"blocks.{i}", block) for i, block in enumerate(self.blocks)]
