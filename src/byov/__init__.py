@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from byov.data.images import ImageSet
     from byov.data.sources import open_source
     from byov.data.views import two_views
-    from byov.posterior import Posterior, Prediction, Prior, Segment, priors
+    from byov.posterior import NewtonVariances, Posterior, Prediction, Prior, Segment, priors
     from byov.pruning.criteria import Pruning
     from byov.pruning.prune import prune
     from byov.report.page import write_report
@@ -37,6 +37,7 @@ __all__ = [
     "FastScorer",
     "ImageSet",
     "Model",
+    "NewtonVariances",
     "Optim",
     "Posterior",
     "Prediction",
@@ -73,7 +74,7 @@ _HOMES = {
     "data.images": ("ImageSet",),
     "data.sources": ("open_source",),
     "data.views": ("two_views",),
-    "posterior": ("Posterior", "Prediction", "Prior", "Segment", "priors"),
+    "posterior": ("NewtonVariances", "Posterior", "Prediction", "Prior", "Segment", "priors"),
     "pruning.criteria": ("Pruning",),
     "pruning.prune": ("prune",),
     "report.page": ("write_report",),

@@ -99,8 +99,9 @@ class Posterior:
     """Weight of the KL at the start, annealed to beta_end along half a cosine."""
     beta_end: float = 1.0
     """Weight of the KL at the end."""
-    temperature: float = 0.01
-    """Factor on the KL; below 1 is a cold posterior (at 1, small datasets learn little: docs/concepts/sigma.md)."""
+    temperature: float | None = None
+    """Factor on the KL; below 1 is a cold posterior (at 1, small datasets learn little: docs/concepts/sigma.md).
+    By default 0.01 x images / random weights with optim.variances newton, else 0.01."""
     overlap: float = 0.6
     """posthoc: fraction of an image's nearest reference images that two draws share (Jaccard index); sets sigma."""
     scales: Literal["std", "rms", "tensors"] = "std"
@@ -144,8 +145,10 @@ class Optim:
     """Peak learning rate of the means for this batch size (with LARS, BYOL uses 0.2 to 0.45 per 256 images)."""
     encoder_lr: float = 1.0
     """Learning rate of the encoder relative to that of the heads; below 1 to adapt a pretrained encoder gently."""
+    variances: Literal["newton", "adam"] = "adam"
+    """How sigma is set: newton, from the curvature of the loss; or adam, by gradient steps (Bayes by Backprop)."""
     log_variance_lr: float | None = None
-    """Peak learning rate of the log-variances, by default 8 / steps (softplus: 4 / steps).
+    """adam: peak learning rate of the log-variances, by default 8 / steps (softplus: 4 / steps).
     The default makes the final sigma independent of the length of the run."""
     weight_decay: float | None = None
     """Weight decay of weight matrices, by default 0 for random weights (the KL replaces it), else 0.05 (LARS: 1e-6)."""

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -79,6 +80,33 @@ def to_log_variances_(out: Tensor, weights: Tensor, means: Tensor, gradient: Ten
     return out
 
 
+def observe_(squares: Tensor, gradient: Tensor, to_log_variances: Tensor, rate: float) -> Tensor:
+    """Move `squares` towards gradient^2 by `rate`; return the sum of `to_log_variances`."""
+    kernel, rate32 = _kernels().observe, np.float32(rate)
+    return _summed([squares, gradient, to_log_variances], lambda *flats: kernel(*flats, rate32), [squares])
+
+
+def settle_(log_variances: Tensor, squares: Tensor, factor: float, variance0: Tensor | None, least: float) -> Tensor:
+    """Write -log(1 / v + factor * squares) into the log-variances of weights that are not pruned.
+
+    v is `variance0`, at least `least`, and `least` where `variance0` is None. Returns the sum of sigma^2 / v.
+    """
+    kernel, least32, factor32 = _kernels().settle, np.float32(least), np.float32(factor)
+    flats = [log_variances, squares, variance0]
+    return _summed(flats, lambda *parts: kernel(*parts, least32, factor32), [log_variances])
+
+
+def _summed(flats: list[Tensor | None], kernel: Callable[..., float], changed: list[Tensor]) -> Tensor:
+    """Return the sum of what the kernel returns for each span, in a fixed order, whichever thread was first."""
+    sums: dict[int, float] = {}
+
+    def span(number: int, *parts: object) -> None:
+        sums[number] = kernel(*parts)
+
+    _over_spans(flats, span, changed)
+    return torch.tensor(sum(sums[number] for number in sorted(sums)), dtype=torch.float32, device="cpu")
+
+
 def kl(
     means: Tensor,
     log_variances: Tensor,
@@ -93,11 +121,10 @@ def kl(
     `mean0` None is 0; the prior's variances are at least `least`, and all so where `variance0` is None.
     """
     kernel = _kernels().kl
-    sums: dict[int, float] = {}
-
-    def span(number: int, m: object, log_v: object, m0: object, v0: object, to_m: object, to_log_v: object) -> None:
-        sums[number] = kernel(m, log_v, m0, v0, float(least), to_m, to_log_v, float(scale))
-
-    _over_spans([means, log_variances, mean0, variance0, *(gradients or (None, None))], span, list(gradients or ()))
-    total = sum(sums[number] for number in sorted(sums))  # in a fixed order, whichever thread was first
-    return torch.tensor(0.5 * total, dtype=torch.float32, device="cpu")
+    flats = [means, log_variances, mean0, variance0, *(gradients or (None, None))]
+    twice = _summed(
+        flats,
+        lambda m, log_v, m0, v0, *to: kernel(m, log_v, m0, v0, float(least), *to, float(scale)),
+        list(gradients or ()),
+    )
+    return twice.mul_(0.5)

@@ -233,6 +233,50 @@ def to_log_variances(out: Any, weights: Any, means: Any, gradient: Any) -> None:
         out[k] = (weights[k] - means[k]) * (F(0.5) * gradient[k])
 
 
+# -------------------------------------------------------------------------------------- variances from the curvature
+
+
+@compiled
+def observe(squares: Any, gradient: Any, to_log_variances: Any, rate: Any) -> Any:
+    """squares += rate * (gradient^2 - squares). Returns the sum of `to_log_variances`."""
+    total = 0.0
+    for start in range(0, len(squares), BLOCK):
+        stop = min(start + BLOCK, len(squares))
+        for k in range(start, stop):
+            squares[k] += rate * (gradient[k] * gradient[k] - squares[k])
+        total += _sum(to_log_variances[start:stop])
+    return total
+
+
+@compiled
+def _precisions(precisions: Any, own: Any, squares: Any, factor: Any) -> None:
+    for k in range(len(own)):
+        precisions[k] = own[k] + factor * squares[k]
+
+
+@compiled
+def settle(log_variances: Any, squares: Any, variance0: Any, least: Any, factor: Any) -> Any:
+    """log_variances = -log(1 / v + factor * squares), except pruned ones; v is `variance0`, at least `least`.
+
+    Returns the sum of sigma^2 / v, pruned weights included.
+    """
+    precisions, own = np.empty(BLOCK, np.float32), np.full(BLOCK, F(1) / least)
+    total = 0.0
+    for start in range(0, len(log_variances), BLOCK):
+        stop = min(start + BLOCK, len(log_variances))
+        n = stop - start
+        if len(variance0):
+            for k in range(n):
+                own[k] = F(1) / (least if variance0[start + k] < least else variance0[start + k])
+        _precisions(precisions[:n], own[:n], squares[start:stop], factor)
+        for k in range(n):
+            now = log_variances[start + k]
+            log_variances[start + k] = now if now < F(-1000) else -_log(precisions[k])
+            precisions[k] = own[k] / precisions[k]
+        total += _sum(precisions[:n])
+    return total
+
+
 # ---------------------------------------------------------------------------------------------------------------- KL
 
 

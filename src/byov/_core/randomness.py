@@ -47,6 +47,8 @@ class RandomStream(IntEnum):
     """Per-image signs of flipout."""
     DRAWS = 6
     """Draws of the weights of a trained run."""
+    PRIOR = 7
+    """Draws from the prior, for the margin that is logged."""
     SPLIT = 10
     """Split of a source into training and calibration images; the second part of a key that begins with ORDER."""
     CLASS_LISTS = 11

@@ -87,6 +87,12 @@ class Gaussian:
         self.floor = floor
         self.kept: Tensor | None = None  # indices of the weights that count, if others are pruned
 
+    def precision(self) -> Tensor | float:
+        """Return one over the variance, a number or one value per weight."""
+        if isinstance(self.variance, Tensor):
+            return 1 / self.variance.clamp(min=self.floor)
+        return 1 / max(float(self.variance), self.floor)
+
     def kl(self, means: Tensor, log_variances: Tensor) -> Tensor:
         """Compute KL[q || this], summed over the weights in float32 (float64 for float64 weights); differentiable."""
         if self.kept is not None:

@@ -26,10 +26,12 @@ from byov.config import Config, differences, merge, to_dict
 from byov.data.images import ImageSet
 from byov.data.transforms import resized
 from byov.metrics.representation import knn_accuracy
+from byov.posterior.priors import Gaussian
 from byov.runs import checkpoints
 from byov.runs.folder import RunFolder
 from byov.runs.split import divide
 from byov.runs.training_log import TrainingLog
+from byov.training.balance import Balance, effective_images, losing_to_its_prior, loss_at_prior
 from byov.training.distributed.processes import Processes
 from byov.training.learners import AnyLearner, Batch
 from byov.training.masks import hold_pruned
@@ -43,11 +45,12 @@ from byov.training.monitors import (
     lost_noise,
     peak_memory_mib,
 )
-from byov.training.optimizers.build import build_optimizer, load_optimizer_tensors, optimizer_tensors
+from byov.training.optimizers.build import build_optimizer, build_variances, load_optimizer_tensors, optimizer_tensors
 from byov.training.optimizers.sharded_adamw import ShardedAdamW
 from byov.training.step import StepReport, noise_key, training_step
 from byov.training.view_cache import ViewCache, remove_cache
 
+MARGINS = 10  # measurements of the margin over the prior in a run
 KNN_BANK, KNN_QUERIES = 2000, 1000
 KNN_AT_ONCE = 100  # images: a convolutional encoder takes up to 3 MiB per image at 96 pixels
 
@@ -96,9 +99,14 @@ class Trainer:
     optimizer: torch.optim.Optimizer = field(init=False)
     warned: bool = False
     lock: Lock | None = None  # on the folder; held by the main process until training ends
+    margin: float | None = None  # over the prior, as last measured
 
     def __post_init__(self) -> None:
-        self.optimizer = build_optimizer(self.learner.posterior, self.config.optim, self.processes)
+        posterior, prior = self.learner.posterior, self.learner.prior
+        self.optimizer = build_optimizer(posterior, self.config.optim, self.processes)
+        self.variances = build_variances(posterior, prior, self.config)
+        effective = effective_images(self.config)
+        self.balance = Balance(posterior, prior, effective) if isinstance(prior, Gaussian) else None
         self.device = self.learner.posterior.means.device
         self.labels = labels_of(self.data, self.trained)
         self.seconds = 0.0  # of training so far, over all interruptions
@@ -171,7 +179,8 @@ class Trainer:
                     report = self._advance()
                     if self._logs():
                         self._check_weights()
-                    row = {} if log is None else self._log(log, report)
+                    epoch_row = self._epoch_row(report)
+                    row = {} if log is None else self._log(log, report, epoch_row)
                     self.on_step(self.step, row)
                     self.seconds += time.monotonic() - begun
                     stop, due = self.processes.any(bool(signals), self._due())
@@ -187,18 +196,36 @@ class Trainer:
                 log.close()
             self._unlock()
 
-    def _log(self, log: TrainingLog, report: StepReport) -> dict[str, Any]:
+    def _epoch_row(self, report: StepReport) -> dict[str, Any]:
+        """Return what is measured at the end of an epoch. All processes take part: BatchNorm may be shared."""
+        steps = self.steps_per_epoch
+        if self.balance is None or self.step % steps:
+            return {}
+        layers, loss = self.balance.take()
+        row: dict[str, Any] = {"balance": layers}
+        if MARGINS * self.step // self.total == MARGINS * (self.step - steps) // self.total:
+            return row
+        with self.autocast() if self.autocast is not None else nullcontext():
+            at_prior = loss_at_prior(self.learner, self.batches(self.step - 1)[0], self.config, self.step)
+        self.margin = at_prior - (loss + (report.kl or 0.0) / self.balance.effective)
+        if self.margin < 0 and self.step == self.total:
+            self.say(f"warning: {losing_to_its_prior(self.margin)}")
+        return row | {"elbo_margin": self.margin}
+
+    def _log(self, log: TrainingLog, report: StepReport, epoch_row: dict[str, Any]) -> dict[str, Any]:
         """Write what is due after a step: a row of metrics, and the layers at the end of an epoch. Return the row."""
         if not self._logs():
             return {}
         epoch_ends = self.step % self.steps_per_epoch == 0
+        balance = epoch_row.pop("balance", None)
         step, at = self._logged_at
         rate = (self.step - step) * self.config.optim.batch_size / (time.monotonic() - at)
         row: dict[str, Any] = {"step": self.step, "epoch": self.step / self.steps_per_epoch, "images_per_second": rate}
         row |= self._monitor(report)
         if epoch_ends:
-            row["knn"] = self._knn()
-            log.layers(layer_statistics(self.learner.posterior), self.step // self.steps_per_epoch, self.step)
+            row |= {"knn": self._knn()} | epoch_row
+            layers = layer_statistics(self.learner.posterior, balance)
+            log.layers(layers, self.step // self.steps_per_epoch, self.step)
         log.metrics(row)
         self._logged_at = self.step, time.monotonic()
         return row
@@ -220,11 +247,21 @@ class Trainer:
         batches = self.batches(self.step)
         autocast = self.autocast() if self.autocast is not None else None
         report = training_step(
-            self.learner, self.optimizer, batches, self.config, self.step, self.total, self.processes, autocast
+            self.learner,
+            self.optimizer,
+            batches,
+            self.config,
+            self.step,
+            self.total,
+            self.processes,
+            autocast,
+            self.variances,
         )
         if report is None:
             raise TrainingFailed(self._diagnose(batches))
         self.step += 1
+        if self.balance is not None and report.pulls is not None:
+            self.balance.add(report.pulls, report.nll)
         return report
 
     def _monitor(self, report: StepReport) -> dict[str, Any]:
@@ -235,7 +272,7 @@ class Trainer:
         if warning and not self.warned:
             self.say(f"warning: {warning}")
             self.warned = True
-        values = {key: value for key, value in report._asdict().items() if key != "last"}
+        values = {key: value for key, value in report._asdict().items() if key not in ("last", "pulls")}
         moved = None
         if teacher is not None and report.tau is not None:
             # The teacher has moved already: the remaining gap is tau times what it was.
@@ -304,6 +341,8 @@ class Trainer:
     def tensors(self) -> dict[str, Tensor]:
         """Return every tensor of the run's state."""
         state = self.weights() | {f"mask.{k}": v for k, v in self.learner.masks.items()}
+        for place, part in (("variances", self.variances), ("balance", self.balance)):
+            state |= {} if part is None else {f"{place}.{k}": v for k, v in part.tensors().items()}
         return state | {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()}
 
     def save(self) -> None:
@@ -355,6 +394,11 @@ class Trainer:
         if state["step"] and not (moments or masks or self.config.method == "posthoc"):  # pruning drops it
             raise BadInput(f"{path} lacks the optimizer's state: it was not written by `byov train`; restore a copy.")
         load_optimizer_tensors(self.optimizer, moments, str(path))
+        if self.variances is not None and not masks:
+            self.variances.load_tensors(without_prefix(tensors, "variances."))
+        if self.balance is not None:
+            for name, tensor in self.balance.tensors().items():
+                tensor.copy_(tensors.get(f"balance.{name}", torch.zeros(())))
         self.step, self.seconds = state["step"], state["seconds"]
 
     def finish(self, seconds: float) -> dict[str, Any]:
@@ -377,6 +421,7 @@ class Trainer:
             "peak_memory_mib": peak_memory_mib(self.device),
             "random_weights": sigma.numel(),
             "median_sigma": float(sigma.median()) if sigma.numel() else None,
+            "elbo_margin": self.margin,
         }
         if self.processes.main:
             self._check_folder()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,11 @@ def collapse_warning(projection_std: float, step: int) -> str | None:
 
 
 @torch.no_grad()
-def layer_statistics(posterior: Posterior) -> list[dict[str, Any]]:
+def layer_statistics(posterior: Posterior, balance: Sequence[float] | None = None) -> list[dict[str, Any]]:
     """Summarise sigma and SNR of every random parameter, over the weights that are not pruned."""
     rows = []
     sigmas, ratios = posterior.segments.named(posterior.sigma), posterior.snr()
-    for segment in posterior.segments:
+    for k, segment in enumerate(posterior.segments):
         sigma, snr = sigmas[segment.name], ratios[segment.name]
         if bool((left := sigma > 0).any()):
             sigma, snr = sigma[left], snr[left]
@@ -64,6 +64,7 @@ def layer_statistics(posterior: Posterior) -> list[dict[str, Any]]:
                 "sigma_max": float(sigma.max()),
                 "snr_mean": float(snr.mean()),
                 "snr_max": float(snr.max()),
+                **({} if balance is None else {"balance": balance[k]}),
             }
         )
     return rows

@@ -27,7 +27,7 @@ from byov.training.distributed.sync_batchnorm import share_batch_norms
 from byov.training.initial_weights import initialiser
 from byov.training.learners import Network, build_learner, encoder_of
 from byov.training.loop import Trainer, classes_of
-from byov.training.resolve import cores, resolve, resolve_device
+from byov.training.resolve import cores, resolve, resolve_device, temperature_of
 
 STATISTICS_IMAGES = 100_000  # at most, for the pixel statistics
 
@@ -176,7 +176,10 @@ def _resolve_resumed(
     run = RunFolder(out)
     if not run.config.is_file():
         raise BadInput(f"{out} holds no run to resume: check --out, or leave out --resume to start one.")
-    different = differences(read_config(run.config), config)
+    saved = read_config(run.config)
+    if config.posterior.temperature is None:
+        config = replace(config, posterior=replace(config.posterior, temperature=saved.posterior.temperature))
+    different = differences(saved, config)
     if different:
         key, (old, new) = next(iter(different.items()))
         more = f" (and {len(different) - 1} more)" if len(different) > 1 else ""
@@ -219,6 +222,8 @@ def _build(
 
     shape = (data.images.shape[1], config.image_size, config.image_size)  # what the network sees, not the stored size
     learner = build_learner(config, shape, classes_of(data, trained), fabric.device, initialise)
+    temperature = temperature_of(config, learner.posterior.segments.numel)
+    config = replace(config, posterior=replace(config.posterior, temperature=temperature))
     autocast = fabric.autocast if config.precision == "bf16-mixed" else None
     return Trainer(config, out, learner, data, launch.processes, autocast, data.fingerprint(), trained)
 

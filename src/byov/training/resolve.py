@@ -20,6 +20,7 @@ T = TypeVar("T")
 BLUR_FROM = 64  # pixels: at 32 a blurred image shows nothing
 LEAST_STEPS = 1500  # of a run whose length byov chooses: the maps of docs/concepts/sigma.md have 1,560
 MOST_EPOCHS = 500  # that are chosen for it: a hundred images are learned by heart before
+TEMPERATURE = 0.01  # of the paper's Bayes by Backprop; with Newton's variances per image and random weight
 SELF_SUPERVISED = ("byov", "byol")
 WEIGHT_DECAY = {"adamw": 0.05, "lars": 1e-6}  # if nothing is random
 
@@ -115,7 +116,9 @@ def _optim(config: Config, images: int, world: int, least_steps: int) -> Optim:
         size = images // parts * parts or images
     steps_per_epoch = max(1, images // max(1, size))
     epochs = max(optim.epochs, min(MOST_EPOCHS, -(-least_steps // steps_per_epoch)))
-    rate = log_variance_rate(max(1, epochs * steps_per_epoch), config.posterior.scale == "softplus")
+    rate: float | None = None
+    if optim.variances == "adam":
+        rate = log_variance_rate(max(1, epochs * steps_per_epoch), config.posterior.scale == "softplus")
     return replace(
         optim,
         epochs=epochs,
@@ -123,6 +126,19 @@ def _optim(config: Config, images: int, world: int, least_steps: int) -> Optim:
         weight_decay=_first(optim.weight_decay, usual),
         log_variance_lr=_first(optim.log_variance_lr, rate),
     )
+
+
+def temperature_of(config: Config, random_weights: int) -> float:
+    """Return the temperature, or the rule's if it is unset.
+
+    With Newton's variances the KL is about a few nats per random weight, so this rule keeps temperature x KL / N at a
+    few hundredths, far below the range of the loss.
+    """
+    if config.posterior.temperature is not None:
+        return config.posterior.temperature
+    if config.optim.variances == "adam" or not random_weights:
+        return TEMPERATURE
+    return TEMPERATURE * (config.images or 1) / random_weights
 
 
 def _view(view: View, side: int, flips: bool, blur: float) -> View:
@@ -183,7 +199,19 @@ def _check(config: Config, world: int) -> None:
         (0 <= optim.warmup < 1, "optim.warmup is a fraction of the run, from 0 to below 1"),
         (0 <= optim.tau <= 1, "optim.tau must be between 0 and 1"),
         (optim.clip is None or optim.clip > 0, "optim.clip must be positive, or None"),
-        (posterior.temperature >= 0, "posterior.temperature must not be negative"),
+        ((posterior.temperature or 0.0) >= 0, "posterior.temperature must not be negative"),
+        (
+            optim.variances == "adam" or posterior.scale == "exp",
+            "optim.variances newton sets the log-variance itself: posterior.scale softplus needs adam",
+        ),
+        (
+            optim.variances == "adam" or optim.log_variance_lr is None,
+            "optim.variances newton has no optim.log_variance_lr: leave it out, or set optim.variances adam",
+        ),
+        (
+            optim.variances == "adam" or (posterior.beta_end > 0 and posterior.temperature != 0),
+            "optim.variances newton needs posterior.beta_end and temperature above 0: without a KL, sigma would be 0",
+        ),
         (min(posterior.beta_start, posterior.beta_end) >= 0, "posterior.beta_start and beta_end must not be negative"),
         (config.objective.negatives_weight >= 0, "objective.negatives_weight must not be negative"),
         (config.objective.negatives_temperature > 0, "objective.negatives_temperature must be positive"),

@@ -6,11 +6,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from byov import schedules
 from byov._core.randomness import RandomStream, fold
 from byov.config import Config
+from byov.posterior import NewtonVariances
 from byov.posterior.priors import add_kl
+from byov.training.balance import pulls_of
 from byov.training.distributed.processes import Processes
 from byov.training.learners import Batch, Learner, Loss
 from byov.training.optimizers.build import clip_gradients, decay_means, encoder_slowed, set_learning_rates
@@ -26,6 +29,7 @@ class StepReport(NamedTuple):
     lr: float
     log_variance_lr: float
     grad_norm: float
+    pulls: Tensor | None  # per segment, for the balance
     last: Loss  # of the last micro-batch, for the monitors
 
 
@@ -43,6 +47,7 @@ def training_step(
     total: int,
     processes: Processes = Processes(),  # noqa: B008
     autocast: AbstractContextManager[object] | None = None,
+    variances: NewtonVariances | None = None,
 ) -> StepReport | None:
     """Make step `step` of `total`. Return None, with nothing changed, if loss or gradient are not finite."""
     progress = step / total
@@ -62,9 +67,12 @@ def training_step(
     gradients = [p.grad for p in posterior.parameters() if p.grad is not None]
     processes.average_([nll, *gradients])
 
+    pulls = pulls_of(posterior)
+    if variances is not None:
+        variances.observe()
     kl: float | None = None
     if learner.prior is not None:
-        scale = beta * config.posterior.temperature / (config.images or 1)
+        scale = beta * (config.posterior.temperature or 0.0) / (config.images or 1)
         kl = float(add_kl(posterior, learner.prior, scale))
     grad_norm = clip_gradients(posterior, config.optim.clip)
     total_loss = float(nll) + (scale * kl if kl is not None else 0.0)
@@ -74,10 +82,12 @@ def training_step(
     with encoder_slowed(posterior, config.optim.encoder_lr):
         with optimized_scale(posterior, config.posterior.scale):
             optimizer.step()
+        if variances is not None:
+            variances.step()
         if config.optim.optimizer == "adamw":
             decay_means(posterior, lr * (config.optim.weight_decay or 0.0))
     tau = None
     if learner.teacher is not None:
         tau = schedules.tau(progress, config.optim.tau)
         learner.teacher.update(posterior, tau)
-    return StepReport(total_loss, float(nll), kl, beta, tau, lr, log_variance_lr, grad_norm, loss)
+    return StepReport(total_loss, float(nll), kl, beta, tau, lr, log_variance_lr, grad_norm, pulls, loss)

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from byov import schedules
 from byov._core.errors import BadInput
-from byov.config import Optim
-from byov.posterior import Posterior
+from byov.config import Config, Optim
+from byov.posterior import NewtonVariances, Posterior, Prior
+from byov.posterior.priors import Gaussian
 from byov.posterior.segments import kind_of
+from byov.training.balance import effective_images
 from byov.training.distributed.processes import Processes
 from byov.training.learners import ENCODER
 from byov.training.optimizers.lars import Lars
@@ -37,10 +39,11 @@ def _adamw(posterior: Posterior, config: Optim, processes: Processes) -> torch.o
             if parameter.requires_grad:
                 (decayed if kind_of(owner, name) == "weight" else plain).append(parameter)
     random = posterior.segments.numel > 0
+    adam = random and config.variances == "adam"
     groups: list[dict[str, Any]] = [
         {"role": "mean", "params": [*([posterior.means] if random else []), *plain], "weight_decay": 0.0},
         {"role": "mean", "params": decayed, "weight_decay": config.weight_decay or 0.0},
-        {"role": "log_variance", "params": [posterior.log_variances] if random else [], "weight_decay": 0.0},
+        {"role": "log_variance", "params": [posterior.log_variances] if adam else [], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     settings: dict[str, Any] = {"lr": 0.0, "betas": config.betas}
@@ -48,6 +51,13 @@ def _adamw(posterior: Posterior, config: Optim, processes: Processes) -> torch.o
     if config.shard and processes.world > 1:
         return ShardedAdamW(groups, processes, **settings)
     return torch.optim.AdamW(groups, **settings)
+
+
+def build_variances(posterior: Posterior, prior: Prior | None, config: Config) -> NewtonVariances | None:
+    """Build what sets the variances from the curvature; None if the optimizer moves them, or nothing is random."""
+    if config.optim.variances == "adam" or not isinstance(prior, Gaussian):
+        return None
+    return NewtonVariances(posterior, prior, effective_images(config))
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, config: Optim, progress: float) -> tuple[float, float]:

@@ -41,7 +41,7 @@ class Lars(torch.optim.Optimizer):
                     self.kinds.setdefault(parameter, kind_of(owner, name))
         random = posterior.segments.numel > 0
         groups: list[dict[str, Any]] = [{"role": "mean", "params": [*([self.means] if random else []), *self.kinds]}]
-        if random:
+        if random and config.variances == "adam":
             fused = self.means.device.type in ("cpu", "cuda")
             groups.append({"role": "log_variance", "params": [posterior.log_variances], "fused": fused})
         super().__init__(groups, {"lr": 0.0})
