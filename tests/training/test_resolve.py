@@ -7,14 +7,41 @@ from byov._core.errors import BadInput
 from byov.backbones import build_encoder
 from byov.config import Config, Model, Optim, Posterior, View, Views, flatten, merge, read_recipe, to_dict
 from byov.training.recipes import automatic_method, choose_recipe
-from byov.training.resolve import resolve, resolve_device
+from byov.training.resolve import resolve, resolve_device, with_temperature
 
 GREY = (1, 8, 8)
 
 
 def test_nothing_is_left_open_but_what_none_means() -> None:
     left = {k for k, v in flatten(to_dict(resolve(Config(), GREY, 100, flips=True))).items() if v is None}
-    assert left == {"monitor.checkpoint_steps", "init", "model.norm", "model.frozen_until"}  # no ResNet, nothing frozen
+    means = {"monitor.checkpoint_steps", "init", "model.norm", "model.frozen_until"}  # no ResNet, nothing frozen
+    assert left == means
+    newton = resolve(Config(optim=Optim(variances="newton")), GREY, 100, flips=True)
+    left = {k for k, v in flatten(to_dict(with_temperature(newton, 1000))).items() if v is None}
+    assert left == means | {"optim.log_variance_lr"}  # which newton does not have
+
+
+def test_the_temperature_follows_images_and_weights() -> None:
+    newton = resolve(Config(optim=Optim(variances="newton")), GREY, 100, flips=True)
+    assert newton.images == 95 and newton.posterior.temperature is None  # until the network is known
+    assert with_temperature(newton, 1000).posterior.temperature == pytest.approx(0.01 * 95 / 1000)
+    given = replace(newton, posterior=replace(newton.posterior, temperature=0.5))
+    assert with_temperature(given, 1000) == given
+    assert resolve(Config(), GREY, 100, flips=True).posterior.temperature == 0.01
+
+
+@pytest.mark.parametrize(
+    ("optim", "posterior", "message"),
+    [
+        ({"variances": "newton", "log_variance_lr": 0.1}, {}, "no optim.log_variance_lr"),
+        ({"variances": "newton"}, {"scale": "softplus"}, "softplus needs adam"),
+        ({"variances": "newton"}, {"beta_end": 0.0}, "without a KL, sigma would be 0"),
+        ({"variances": "newton"}, {"temperature": 0.0}, "without a KL, sigma would be 0"),
+    ],
+)
+def test_newton_refuses_what_it_cannot_use(optim: dict, posterior: dict, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        resolve(Config(optim=Optim(**optim), posterior=Posterior(**posterior)), GREY, 100, flips=True)
 
 
 @pytest.mark.parametrize("backbone", ["vit-micro", "resnet-18", "timm:any"])

@@ -169,6 +169,8 @@ METHODS: dict[str, dict[str, Any]] = {
         "optim": {"accumulate": 2},
     },
     "byov, teacher mean, a draw a view": {"posterior": {"prior": "teacher_mean", "draw": "view"}},
+    "byov, newton": {"optim": {"variances": "newton"}},
+    "byov, newton, teacher moments": {"optim": {"variances": "newton"}, "posterior": {"prior": "teacher_moments"}},
     "byov, flipout": {"posterior": {"draw": "flipout"}},
     "byov, linear only, conv stem": {"posterior": {"where": "linear"}, "model": {"stem": "conv"}},
     "byov, float64, class token": {"precision": "64-true", "model": {"pool": "cls", "positions": "learned"}},

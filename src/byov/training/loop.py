@@ -47,6 +47,7 @@ from byov.training.monitors import (
 )
 from byov.training.optimizers.build import build_optimizer, build_variances, load_optimizer_tensors, optimizer_tensors
 from byov.training.optimizers.sharded_adamw import ShardedAdamW
+from byov.training.resolve import with_temperature
 from byov.training.step import StepReport, noise_key, training_step
 from byov.training.view_cache import ViewCache, remove_cache
 
@@ -103,6 +104,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         posterior, prior = self.learner.posterior, self.learner.prior
+        self.config = with_temperature(self.config, posterior.segments.numel)
         self.optimizer = build_optimizer(posterior, self.config.optim, self.processes)
         self.variances = build_variances(posterior, prior, self.config)
         effective = effective_images(self.config)

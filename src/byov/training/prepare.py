@@ -27,7 +27,7 @@ from byov.training.distributed.sync_batchnorm import share_batch_norms
 from byov.training.initial_weights import initialiser
 from byov.training.learners import Network, build_learner, encoder_of
 from byov.training.loop import Trainer, classes_of
-from byov.training.resolve import cores, resolve, resolve_device, temperature_of
+from byov.training.resolve import cores, resolve, resolve_device
 
 STATISTICS_IMAGES = 100_000  # at most, for the pixel statistics
 
@@ -222,8 +222,6 @@ def _build(
 
     shape = (data.images.shape[1], config.image_size, config.image_size)  # what the network sees, not the stored size
     learner = build_learner(config, shape, classes_of(data, trained), fabric.device, initialise)
-    temperature = temperature_of(config, learner.posterior.segments.numel)
-    config = replace(config, posterior=replace(config.posterior, temperature=temperature))
     autocast = fabric.autocast if config.precision == "bf16-mixed" else None
     return Trainer(config, out, learner, data, launch.processes, autocast, data.fingerprint(), trained)
 

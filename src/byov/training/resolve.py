@@ -54,6 +54,7 @@ def resolve(
         )
     used = min(config.images or images, images - calibration)
     side = config.image_size or height
+    adam = config.optim.variances == "adam" or config.method not in BAYESIAN
     device = resolve_device(config.device)
     resolved = replace(
         config,
@@ -73,6 +74,7 @@ def resolve(
         posterior=replace(
             config.posterior,
             where=config.posterior.where or ("all" if config.method in BAYESIAN else "none"),
+            temperature=_first(config.posterior.temperature, TEMPERATURE if adam else None),
         ),
         optim=_optim(config, used, world, least_steps),
         views=replace(
@@ -128,17 +130,15 @@ def _optim(config: Config, images: int, world: int, least_steps: int) -> Optim:
     )
 
 
-def temperature_of(config: Config, random_weights: int) -> float:
-    """Return the temperature, or the rule's if it is unset.
+def with_temperature(config: Config, random_weights: int) -> Config:
+    """Fill in the temperature of a run with Newton's variances: the network must be known for it.
 
-    With Newton's variances the KL is about a few nats per random weight, so this rule keeps temperature x KL / N at a
-    few hundredths, far below the range of the loss.
+    The KL is then a few nats per random weight, so temperature x KL / N is a few hundredths, far below the loss.
     """
     if config.posterior.temperature is not None:
-        return config.posterior.temperature
-    if config.optim.variances == "adam" or not random_weights:
-        return TEMPERATURE
-    return TEMPERATURE * (config.images or 1) / random_weights
+        return config
+    temperature = TEMPERATURE * (config.images or 1) / max(1, random_weights)
+    return replace(config, posterior=replace(config.posterior, temperature=temperature))
 
 
 def _view(view: View, side: int, flips: bool, blur: float) -> View:

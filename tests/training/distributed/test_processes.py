@@ -44,7 +44,16 @@ def train(folder: Path, config: Config, processes: Processes) -> dict[str, torch
         if trainer.learner.teacher is not None:
             share_batch_norms(trainer.learner.teacher, print)
     for k in range(3):
-        training_step(trainer.learner, trainer.optimizer, trainer.batches(k), trainer.config, k + 1, 6, processes)
+        training_step(
+            trainer.learner,
+            trainer.optimizer,
+            trainer.batches(k),
+            trainer.config,
+            k + 1,
+            6,
+            processes,
+            variances=trainer.variances,
+        )
     return {k: v.clone() for k, v in trainer.tensors().items()}
 
 
@@ -62,8 +71,9 @@ def _train(rank: int, folder: Path, config: Config) -> dict[str, torch.Tensor]:
         settings("byol", shard=True),
         settings("supervised"),
         settings("byov", shared_noise=True, optimizer="lars", lr=0.1),
+        settings("byov", shared_noise=True, norm="layer", variances="newton", log_variance_lr=None),
     ],
-    ids=["byol", "byol-layer", "byov", "byov-shard", "byol-shard", "supervised", "byov-lars"],
+    ids=["byol", "byol-layer", "byov", "byov-shard", "byol-shard", "supervised", "byov-lars", "byov-newton"],
 )
 def test_two_processes_equal_one(tmp_path: Path, config: Config) -> None:
     first, second = spawned(_train, tmp_path, config)
