@@ -97,7 +97,16 @@ def test_a_checkpoint_and_the_state_hold_so_many_numbers_a_weight(method: str, t
     trainer.run()
     posterior = trainer.learner.posterior
     weights = posterior.segments.numel + sum(p.numel() for p in posterior.module.parameters())
-    buffers = ("running_mean", "running_var", "num_batches_tracked", "pixel_mean", "pixel_std", ".step")
+    buffers = (
+        "running_mean",
+        "running_var",
+        "num_batches_tracked",
+        "pixel_mean",
+        "pixel_std",
+        ".step",
+        "balance.pulls",
+        "balance.totals",
+    )
     held = {name: t.numel() for name, t in trainer.tensors().items() if not name.endswith(buffers)}
     assert sum(held.values()) == scale.checkpoint_floats(method) * weights
     moments = sum(size for name, size in held.items() if name.startswith("optimizer."))

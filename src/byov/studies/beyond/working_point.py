@@ -44,7 +44,11 @@ POINTS, SETTLED, LEFT = 0.02, 0.20, 1.5  # within 2 points of top-1; under 20% c
 
 
 def _point(lab: Lab, temperature: float, rate: float, seed: int, longer: int = 1) -> Config:
-    changes: dict[str, Any] = {"posterior.temperature": temperature, "optim.log_variance_lr": rate / longer}
+    changes: dict[str, Any] = {
+        "optim.variances": "adam",  # Newton's have no rate
+        "posterior.temperature": temperature,
+        "optim.log_variance_lr": rate / longer,
+    }
     config = lab.config("byov", seed, changes)
     return lab.config("byov", seed, {**changes, "optim.epochs": longer * config.optim.epochs})
 

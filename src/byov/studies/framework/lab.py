@@ -84,7 +84,7 @@ OOD_SOURCES = {  # out of distribution for what is trained on; all work offline 
 ADDED_LATER = {
     k: v
     for k, v in flatten(to_dict(Config())).items()
-    if k in ("posterior.scale", "model.weight_init") or k.startswith("objective.")
+    if k in ("posterior.scale", "model.weight_init", "optim.variances") or k.startswith("objective.")
 }
 
 
@@ -92,7 +92,11 @@ def decisive(config: Config) -> dict[str, Any]:
     """Return the settings that decide what a run learns, by dotted key (deterministic runs: none of the posterior)."""
     flat = {k: v for k, v in flatten(to_dict(config)).items() if k.split(".")[0] not in NOT_IDENTITY}
     if config.method not in BAYESIAN:
-        flat = {k: v for k, v in flat.items() if not k.startswith(("posterior.", "optim.log_variance_lr"))}
+        flat = {
+            k: v
+            for k, v in flat.items()
+            if not k.startswith(("posterior.", "optim.log_variance_lr", "optim.variances"))
+        }
     return {k: v for k, v in flat.items() if k not in ADDED_LATER or v != ADDED_LATER[k]}
 
 

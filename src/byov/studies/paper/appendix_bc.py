@@ -74,7 +74,8 @@ def arms(lab: Lab) -> Arms:
         LARGE: large,
         FLIPPED: {**large, "posterior.draw": "flipout"},
     }
-    byov = {arm: partial(lab.config, "byov", changes=change) for arm, change in changes.items()}
+    adam = {"optim.variances": "adam"}  # the paper's Bayes by Backprop, which its appendices are about
+    byov = {arm: partial(lab.config, "byov", changes=adam | change) for arm, change in changes.items()}
     return byov | {BYOL: partial(lab.config, "byol")}
 
 
