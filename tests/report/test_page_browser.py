@@ -20,16 +20,17 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 LOOK = """
 window.addEventListener("load", async () => {
+  const frame = window.frames[0], document = frame.document;  // the page's policy lets no script run inside it
   const images = [...document.images], text = document.querySelector("#shifts svg text").getBoundingClientRect();
   await Promise.all(images.map(image => image.decode()));
   const seen = {
-    width: innerWidth, page: document.documentElement.scrollWidth, images: images.map(image => image.naturalWidth),
+    width: frame.innerWidth, page: document.documentElement.scrollWidth, images: images.map(image => image.naturalWidth),
     anchors: [...document.querySelectorAll("nav a")].every(a => document.querySelector(a.getAttribute("href"))),
     drawings: [...document.querySelectorAll(".drawing > svg")].map(svg => svg.getBoundingClientRect().height),
     text: text.height,
-    fetched: performance.getEntriesByType("resource").filter(entry => !entry.name.startsWith("data:")).length,
+    fetched: frame.performance.getEntriesByType("resource").filter(entry => !entry.name.startsWith("data:")).length,
   };
-  parent.document.body.innerHTML = "<pre>" + btoa(JSON.stringify(seen)) + "</pre>";
+  window.document.body.innerHTML = "<pre>" + btoa(JSON.stringify(seen)) + "</pre>";
 });
 """
 
@@ -56,9 +57,8 @@ def test_nothing_overflows_and_nothing_is_fetched(page: str, tmp_path: Path, wid
 
 def looked_at(page: str, folder: Path, width: int) -> dict[str, Any]:
     """What a browser shows; the page is in a frame, because a window cannot be narrower than 500 pixels."""
-    inner = escape(page.replace("</body>", f"<script>{LOOK}</script></body>"))
-    frame = f'<iframe style="width: {width}px; height: 900px; border: 0" srcdoc="{inner}"></iframe>'
-    whole = f'<!doctype html><meta charset="utf-8"><body>{frame}</body>'
+    frame = f'<iframe style="width: {width}px; height: 900px; border: 0" srcdoc="{escape(page)}"></iframe>'
+    whole = f'<!doctype html><meta charset="utf-8"><body>{frame}<script>{LOOK}</script></body>'
     (folder / "page.html").write_text(whole, encoding="utf-8")
     command = [
         *(str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"),
