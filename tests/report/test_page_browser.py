@@ -24,7 +24,8 @@ window.addEventListener("load", async () => {
   const images = [...document.images], text = document.querySelector("#shifts svg text").getBoundingClientRect();
   await Promise.all(images.map(image => image.decode()));
   const seen = {
-    width: frame.innerWidth, page: document.documentElement.scrollWidth, images: images.map(image => image.naturalWidth),
+    width: frame.innerWidth, page: document.documentElement.scrollWidth,
+    images: images.map(image => image.naturalWidth),
     anchors: [...document.querySelectorAll("nav a")].every(a => document.querySelector(a.getAttribute("href"))),
     drawings: [...document.querySelectorAll(".drawing > svg")].map(svg => svg.getBoundingClientRect().height),
     text: text.height,
