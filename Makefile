@@ -6,6 +6,9 @@ JOBS ?= 2
 DEMO ?= runs/demo
 DEMO_FLAGS ?=# for a quick look: make demo DEMO_FLAGS="--optim.epochs 2"
 
+CASES ?= 10000
+SEED ?= 0
+
 BENCH_VENV ?= .venv-bench
 BENCH_FLAGS ?=# make bench BENCH_FLAGS="--only views memory"; on a machine that others use too: "--busy"
 
@@ -14,12 +17,13 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # One thread per process: with one process per core, more threads only wait for each other.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test lint docs bench bench-quick bench-accuracy profile picture
+.PHONY: help demo test chaos lint docs bench bench-quick bench-accuracy profile picture
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   train BYOV and BYOL on digits, evaluate both, find planted odd images, write $(DEMO)/report.html"
 	@echo "make test   run the whole test suite"
+	@echo "make chaos  damage $(CASES) files of every kind: each is read, or refused in one sentence (20 minutes)"
 	@echo "make lint   run ruff, mypy and import-linter"
 	@echo "make docs   build the documentation site in site/; warnings are errors"
 	@echo "make bench  compare byov with other libraries: benchmarks/results.md (under 40 minutes)"
@@ -43,6 +47,9 @@ demo: $(VENV)/.stamp-demo
 
 test: $(VENV)/.stamp-test
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) -rs
+
+chaos: $(VENV)/.stamp-test
+	$(ONE_THREAD) PYTHONPATH=tests $(BIN)/python tests/fuzz.py --cases $(CASES) --seed $(SEED)
 
 lint: $(VENV)/.stamp-test
 	$(BIN)/ruff check src tests benchmarks

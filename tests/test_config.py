@@ -11,7 +11,9 @@ import yaml
 
 from byov._core.errors import BadInput
 from byov.config import (
+    LARGEST,
     Config,
+    check_ranges,
     differences,
     find_recipe,
     flatten,
@@ -142,3 +144,88 @@ def test_a_missing_or_broken_file_is_bad_input(tmp_path: Path) -> None:
     (tmp_path / "list.yaml").write_text("- 1")
     with pytest.raises(BadInput, match="mapping"):
         read_yaml(tmp_path / "list.yaml")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "seed: 2024-99-99",
+        "seed: 2024-02-30 25:61:61",
+        "seed: !!int x",
+        "seed: !!float [1]",
+        "seed: !!binary '*'",
+        "seed: !!timestamp x",
+        "seed: !!python/object/apply:os.system ['true']",
+        "? {a: 1}\n: 2",
+        "? [a]\n: 2",
+        "seed: " + "9" * 5000,
+        "seed: 0x" + "f" * 5000,
+        "seed: 190:20:30.15e" + "9" * 400,
+        "seed: " + "[" * 5000,
+        "seed: " + "{a: " * 3000,
+        "a: &a 1\nseed: *a",
+        "<<: [1, 2]",
+        "seed: \x00",
+        "seed: '\\ud800'",
+        "data: " + "x" * 70_000,
+    ],
+    ids=lambda text: text[:20],
+)
+def test_no_yaml_ends_in_a_traceback(tmp_path: Path, text: str) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(BadInput) as caught:
+        read_recipe(str(tmp_path / "mine.yaml"))
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500 + len(str(tmp_path))
+
+
+def test_a_yaml_bomb_is_refused_and_not_printed(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
+    (tmp_path / "mine.yaml").write_text("\n".join([*lines, "seed: *a8"]))
+    with pytest.raises(BadInput, match=r"not valid YAML \(line 2\)"):
+        read_recipe(str(tmp_path / "mine.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "telling"),
+    [
+        ({"seed": 10**5000}, "seed is a int too long to show"),
+        ({"seed": 2**63}, "seed is 9223372036854775808, but int is needed"),
+        ({"optim": {"lr": float("nan")}}, "optim.lr is nan, but float is needed"),
+        ({"optim": {"lr": "inf"}}, "optim.lr is 'inf', but"),
+        ({"optim": {"lr": 10**400}}, "optim.lr is"),
+        ({"seed": [["x" * 1000] * 1000] * 1000}, "seed is [["),
+        ({"x" * 100_000: 1}, "there is no setting 'xxx"),
+    ],
+)
+def test_wrong_values_are_shown_shortly(changes: dict[Any, Any], telling: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        merge(Config(), changes, "here")
+    assert telling in str(caught.value) and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "telling"),
+    [
+        ("threads", 100_000, "threads is 100,000, but at most 1,024 is possible: give less."),
+        ("image_size", 2**31, "image_size is 2,147,483,648"),
+        ("model.depth", 10**9, "model.depth is 1,000,000,000"),
+        ("model.predictor_layers", 10**6, "model.predictor_layers"),
+        ("optim.epochs", 10**12, "optim.epochs"),
+        ("optim.lr", float("nan"), "optim.lr is nan, but a number is needed"),
+        ("optim.betas", (0.9, float("inf")), "optim.betas is inf"),
+        ("seed", 2**64, "seed is 18446744073709551616"),
+    ],
+)
+def test_sizes_are_bounded(key: str, value: Any, telling: str) -> None:
+    section, _, name = key.rpartition(".")
+    config = Config()
+    inner = replace(getattr(config, section), **{name: value}) if section else value
+    with pytest.raises(BadInput) as caught:
+        check_ranges(replace(config, **{section or name: inner}))
+    assert telling in str(caught.value)
+    check_ranges(Config())
+
+
+def test_every_bound_is_of_a_setting() -> None:
+    assert set(LARGEST) <= set(keys_of(Config))

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import math
 import os
+import reprlib
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -283,6 +284,24 @@ NOT_IDENTITY = ("threads", "device", "monitor")
 
 SOURCE_KINDS = ("npz", "folder")  # sources with a path, `KIND:PATH` (read by data/sources.py)
 
+LARGEST = {  # far above what is useful, and below what no machine can do
+    "image_size": 4096,
+    "threads": 1024,
+    "model.width": 1 << 16,
+    "model.depth": 1000,
+    "model.heads": 1024,
+    "model.patch": 4096,
+    "model.head_hidden": 1 << 17,
+    "model.head_output": 1 << 17,
+    "model.projector_layers": 100,
+    "model.predictor_layers": 100,
+    "optim.epochs": 1_000_000,
+    "optim.batch_size": 1 << 20,
+    "optim.accumulate": 1 << 20,
+    "views.cached": 1000,
+}
+LONGEST_YAML = 1 << 16  # bytes; a saved config has 3,000
+
 T = TypeVar("T")
 
 
@@ -334,14 +353,40 @@ def _accepts(hint: Any, value: Any) -> tuple[bool, Any]:
         return value is None, value
     if hint is float and isinstance(value, str):  # YAML 1.1 reads 1e-3 as a string; a float is 1.0e-3
         try:
-            return True, float(value)
+            value = float(value)
         except ValueError:
             return False, value
     if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool), value
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and _is_number(value), value
     if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool), value
+        return isinstance(value, int) and not isinstance(value, bool) and _is_number(value), value
     return isinstance(value, hint), value
+
+
+def _is_number(value: float) -> bool:
+    """Whether a number is finite, and an integer has 64 bits."""
+    return abs(value) < 2**63 if isinstance(value, int) else math.isfinite(value)
+
+
+def check_ranges(config: Config) -> None:
+    """Refuse numbers beyond `LARGEST`, and those that are not finite: they are sizes, and would take all memory."""
+    for key, value in flatten(to_dict(config)).items():
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, bool) or not isinstance(number, (int, float)):
+                continue
+            if not _is_number(number):
+                raise BadInput(f"{key} is {shown(number)}, but a number is needed: change the recipe or the flag.")
+            if number > LARGEST.get(key, number):
+                raise BadInput(f"{key} is {number:,}, but at most {LARGEST[key]:,} is possible: give less.")
+
+
+def shown(value: Any) -> str:
+    """Write a value that a user gave, but not more than fits a message."""
+    try:
+        text = reprlib.repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits
+        return f"a {type(value).__name__} too long to show"
+    return text if len(text) <= 120 else f"{text[:120]}..."
 
 
 def merge(base: T, changes: Mapping[str, Any], where: str, prefix: str = "") -> T:
@@ -362,7 +407,7 @@ def merge(base: T, changes: Mapping[str, Any], where: str, prefix: str = "") -> 
         if not fits:
             expected = str(hints[key]).replace("typing.", "").replace("Literal", "one of ")
             expected = getattr(hints[key], "__name__", expected) if isinstance(hints[key], type) else expected
-            raise BadInput(f"{where}: {prefix}{key} is {value!r}, but {expected} is needed.")
+            raise BadInput(f"{where}: {prefix}{key} is {shown(value)}, but {expected} is needed.")
         updates[key] = converted
     return dataclasses.replace(base, **updates)  # type: ignore[type-var]
 
@@ -377,16 +422,28 @@ def near_keys(key: str, known: Sequence[str]) -> list[str]:
 def _unknown(key: str, where: str) -> str:
     near = near_keys(key, keys_of(Config))
     hint = f"did you mean {' or '.join(near)}?" if near else "`byov train --help` lists the keys."
-    return f"{where}: there is no setting {key!r}; {hint}"
+    return f"{where}: there is no setting {shown(key)}; {hint}"
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Plain values, without aliases: a few lines of them can stand for gigabytes."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "aliases are not allowed", parent.start_mark)
+        return super().compose_node(parent, index)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file that holds a mapping."""
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if path.stat().st_size > LONGEST_YAML:
+            raise BadInput(f"{path} is longer than any recipe ({LONGEST_YAML:,} bytes): check the path.")
+        tree = yaml.load(path.read_text(encoding="utf-8"), _PlainLoader)  # a safe loader
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"cannot read {path}: {error}; check the path.") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError, AttributeError) as error:
+        # Not only YAMLError: 2024-99-99 is a date that does not exist, for example.
         line = getattr(getattr(error, "problem_mark", None), "line", None)
         at = f" (line {line + 1})" if line is not None else ""
         raise BadInput(f"{path} is not valid YAML{at}; fix it or use another recipe.") from error

@@ -1,5 +1,7 @@
 """EfficientNet-Lite: timm's, tensor by tensor; TensorFlow's padding; and the published weights."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -156,5 +158,15 @@ def test_weights_that_are_not_installed_name_the_command(name: str, monkeypatch:
 def test_weights_of_another_size_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     file = efficientnet_lite._weights_file("lite0")
     monkeypatch.setattr(efficientnet_lite, "_weights_file", lambda name: file)
-    with pytest.raises(BadInput, match="another architecture than lite2"):
+    with pytest.raises(BadInput, match=r"not hold the published weights of lite2 \(another SHA-256\): reinstall it"):
         pretrained("lite2")
+
+
+@with_weights
+def test_a_changed_weight_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = bytearray(efficientnet_lite._weights_file("lite0").read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "changed.pth").write_bytes(data)
+    monkeypatch.setattr(efficientnet_lite, "_weights_file", lambda name: tmp_path / "changed.pth")
+    with pytest.raises(BadInput, match="another SHA-256"):
+        pretrained("lite0")

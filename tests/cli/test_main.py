@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 import byov
@@ -142,7 +146,7 @@ def test_help_shows_what_people_use_and_help_all_the_rest(capsys: pytest.Capture
         return printed, re.findall(r"^[ │] {0,2}(?:-h, )?(--\w[\w.-]+|\[RECIPE\])", printed, re.MULTILINE)
 
     text, flags = shown("--help")
-    assert len(flags) == 21 and flags[-1] == "--optim.lr" and "(default: 45)" in text  # the recipe digits has 45 epochs
+    assert len(flags) == 22 and flags[-1] == "--optim.lr" and "(default: 45)" in text  # the recipe digits has 45 epochs
     assert "--help-all" in text and "recipe digits" in " ".join(text.split())
     _, all_flags = shown("--help-all")
     assert set(flags) < set(all_flags) and len(all_flags) > 70 and "--views.second.solarise" in all_flags
@@ -373,3 +377,61 @@ def test_resuming_what_is_finished_says_so(tmp_path: Path, capsys: pytest.Captur
     assert run("train", "--out", tmp_path / "run", "--resume") == 0
     assert "this run is finished; --extend EPOCHS trains it for longer\n" in capsys.readouterr().err
     assert (tmp_path / "run" / LAST).read_bytes() == before
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.2, 0.4, 0.8])
+def test_ctrl_c_while_libraries_are_loaded(tmp_path: Path, seconds: float) -> None:
+    """Python needs about 30 ms before any of our code runs: a Ctrl-C then is Python's."""
+    command = [sys.executable, "-c", "import sys, byov.cli.main as m; print('x', flush=True); m.main()", "train"]
+    command += ["digits", "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in err and "interrupted" in err, err
+
+
+def test_names_that_are_not_utf8(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    try:
+        odd.mkdir()
+    except OSError:
+        pytest.skip("this file system takes no such names")
+    Image.new("RGB", (8, 8)).save(odd / "a.png")
+    for arguments in (
+        ("train", "digits", "--out", odd / "run", *SMALL),
+        ("train", "digits", "--out", tmp_path / "run", *SMALL, "--init", odd / "w.pt"),
+        ("train", "--data", f"folder:{odd}", "--out", tmp_path / "run"),
+        ("score", trained, odd, "--out", tmp_path / "o.csv"),
+        ("score", trained, "digits", "--out", odd / "o.csv"),
+        ("report", trained, "--out", odd / "page.html"),
+        ("export", trained, "--format", "safetensors", "--out", odd / "e.safetensors"),
+    ):
+        assert "is not valid UTF-8: rename" in complaint(capsys, *arguments)
+    monkeypatch.chdir(odd)
+    assert "is not valid UTF-8" in complaint(capsys, "train", "digits", "--out", "run", *SMALL)
+    assert [path.name for path in odd.iterdir()] == ["a.png"]
+
+
+def test_damaged_logs_do_not_prevent_a_report_or_resuming(tmp_path: Path, halfway: Path) -> None:
+    rows = [b'{"step": "x"}', b'{"step": null, "epoch": []}', b'{"step": 1, "epoch": [], "layer": {}}']
+    junk = [b"\xff\xfe", b"[" * 100_000, b"[1]", b"9" * 5000, b"{", *rows]
+    (halfway / "results").mkdir()
+    for lines in (junk, junk[1:2], junk[3:4]):  # whole files of one kind, too
+        for file in ("metrics.jsonl", "posterior.jsonl"):
+            with (halfway / file).open("ab") as log:
+                log.write(b"\n".join(lines) + b"\n")
+        for file in ("summary.json", "results/pruning.json", "results/evaluation.json"):
+            (halfway / file).write_bytes(lines[0])
+        assert run("report", halfway, "--out", tmp_path / "page.html") == 0
+    assert run("train", "--out", halfway, "--resume") == 0
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "100000", "9" * 30])
+def test_threads_are_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str], trained: Path, count: str) -> None:
+    assert "threads" in complaint(capsys, "train", "digits", "--out", tmp_path / "run", "--threads", count)
+    assert "threads" in complaint(capsys, "evaluate", trained, "--threads", count)

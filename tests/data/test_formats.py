@@ -7,6 +7,7 @@ import os
 import pickle
 import struct
 import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
 
+from byov._core import memory
 from byov._core.errors import BadInput
 from byov.data import formats
 from byov.data.formats import CIFAR_BINARY, CIFAR_PICKLED, CIFAR_PNG, IDX, decode_idx, npz_splits, read_layout, read_npz
@@ -299,6 +301,113 @@ def test_npz_bad_files(tmp_path):
             read_npz(Path(tmp_path / name), "train")
     with pytest.raises(BadInput, match="has no test images"):
         read_npz(tmp_path / "whole.npz", "test")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{'descr': '|u1', 'fortran_order': False, 'shape': (1000000, 1000000, 3), }",
+        b"{'descr': '|u1', 'fortran_order': False, 'shape': (3, 8, 9), }",
+        b"{'descr': '|u1', 'fortran_order': False, 'shape': (-3, -8, 8), }",
+        b"{'descr': '|V9223372036854775807', 'fortran_order': False, 'shape': (), }",
+        b"{'descr': '|u1', 'fortran_order': False, 'shape': (3.0, 8, 8), }",
+        b"{'descr': '|u1', 'fortran_order': False, 'shape': [3, 8, 8], }",
+        b"{'descr': [('a', 'u1'), ('a', 'u1')], 'fortran_order': False, 'shape': (3, 8, 8), }",
+        b"{'descr': '|u1', 'fortran_order': False, 'shape': (3, 8, 8)",
+        b"{" * 5000,
+        b"\xff" * 40,
+        b"",
+    ],
+    ids=lambda header: header[-30:].decode("latin1"),
+)
+def test_npz_odd_headers(header, tmp_path):
+    data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + IMAGES.tobytes()
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("images.npy", data)
+    with pytest.raises(BadInput, match=r"cannot read images in .*: the file is damaged"):
+        read_npz(tmp_path / "x.npz", "train")
+
+
+def test_npz_versions_methods_and_encryption_that_numpy_does_not_know(tmp_path):
+    whole = save(tmp_path / "whole.npz", images=IMAGES).read_bytes()
+    for at, value in ((6, 1), (8, 99)):  # in the zip's headers: encrypted, unknown compression
+        data = bytearray(whole)
+        data[at] = value
+        data[data.rindex(b"PK\x01\x02") + at + 2] = value
+        (tmp_path / "x.npz").write_bytes(data)
+        with pytest.raises(BadInput):
+            read_npz(tmp_path / "x.npz", "train")
+    (tmp_path / "x.npz").write_bytes(whole.replace(b"NUMPY\x01", b"NUMPY\x09"))
+    with pytest.raises(BadInput):
+        read_npz(tmp_path / "x.npz", "train")
+
+
+def test_npz_arrays_that_do_not_fit_into_memory(tmp_path, monkeypatch):
+    path = save(tmp_path / "x.npz", images=np.zeros((64, 512, 512), np.uint8))
+    monkeypatch.setattr(memory, "available", lambda: 20 << 20)
+    with pytest.raises(BadInput, match=r"takes 32 MiB of memory, of which 20 MiB are free: use fewer"):
+        read_npz(path, "train")
+
+
+def test_npz_class_numbers_are_bounded(tmp_path):
+    """They are a size: of a probe, and of the votes of neighbours."""
+    for number in (1 << 31, (1 << 64) - 1):
+        path = save(tmp_path / "x.npz", images=IMAGES, labels=np.array([0, 1, number], np.uint64))
+        with pytest.raises(BadInput, match=f"has the class number {number}; number the classes from 0"):
+            read_npz(path, "train")
+
+
+def test_bombs_are_unpacked_up_to_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "_MOST_FILE", 1 << 20)
+    monkeypatch.setattr(formats, "_MOST_ARCHIVE", 1 << 21)
+    names = IDX.files["train"]
+    bomb = {name: bytes(1 << 22) for name in names}
+    member = tarfile.TarInfo("a" * 300)  # a long name is read whole
+    member.size = 1 << 22
+    with tarfile.open(tmp_path / "long.tgz", "w:gz", format=tarfile.GNU_FORMAT) as archive:
+        archive.addfile(member, io.BytesIO(bytes(member.size)))
+    for path in (
+        write_folder(tmp_path / "a", bomb),
+        write_folder(tmp_path / "b", zipped(bomb)),
+        write_archive(tmp_path / "c.tgz", bomb),
+        write_archive(tmp_path / "d.tgz", zipped(bomb)),
+        tmp_path / "long.tgz",
+    ):
+        with pytest.raises(BadInput, match="unpacks to more than"):
+            read_layout(path, IDX, "train")
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE])
+@pytest.mark.parametrize("target", ["/etc/passwd", "nothing", "../../up", "train-images-idx3-ubyte"])
+def test_links_in_an_archive_are_not_followed(kind, target, tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name in IDX.files["train"]:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, target
+            archive.addfile(member)
+    with pytest.raises(BadInput, match="the file train-images-idx3-ubyte is missing"):
+        read_layout(tmp_path / "a.tar", IDX, "train")
+
+
+def test_a_pickle_that_asks_for_memory(tmp_path):
+    batch = b"\x80\x02" + b"N" + b"r" + struct.pack("<I", 1 << 31) + b"."  # stores None as object 2^31
+    with pytest.raises(BadInput, match="asks for 2,147,483,648 objects"):
+        read_layout(write_folder(tmp_path, {"test_batch": batch}), CIFAR_PICKLED, "test")
+
+
+def test_a_png_of_too_many_rows(tmp_path):
+    stream = io.BytesIO()
+    Image.new("RGB", (1024, 10_001)).save(stream, "PNG")
+    files = {"test_batch.png": stream.getvalue(), "test_lables.json": b"[1]"}
+    with pytest.raises(BadInput, match="at most 10,000 rows"):
+        read_layout(write_folder(tmp_path, files), CIFAR_PNG, "test")
+
+
+def test_labels_in_json_may_be_anything(tmp_path):
+    png = png_rows(random_images(1, 3, 32, 32))
+    for labels in (b"[" * 100_000, b"9" * 5000, b"[1e999]", b"\xff", b"{}", b"[[1], 2]"):
+        with pytest.raises(BadInput, match="replace or remove it"):
+            read_layout(write_folder(tmp_path, {"test_batch.png": png, "test_lables.json": labels}), CIFAR_PNG, "test")
 
 
 def test_layouts_name_both_splits():

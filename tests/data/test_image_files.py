@@ -6,7 +6,8 @@ import io
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
+from byov._core.memory import Budget
 from byov.data import image_files
 from byov.data.image_files import Unusable, decode, list_images, pillow_unlimited
 
@@ -302,11 +304,136 @@ def test_too_large_images_are_refused_by_their_header(tmp_path: Path) -> None:
 
 
 def test_a_jpeg_may_be_larger_because_it_is_reduced_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_files, "PIXEL_LIMIT", 10_000)
+    monkeypatch.setattr(image_files, "DECODING", Budget(100_000))
     image = picture(400, 300)
     assert decode(saved(tmp_path / "a.jpg", image), SIDE).shape == (3, SIDE, SIDE)
     assert "too large" in reason(saved(tmp_path / "a.png", image))
     assert "too large" in reason(saved(tmp_path / "b.jpg", image, progressive=True))  # held whole at any scale
+    (tmp_path / "c.jpg").write_bytes(jpeg_with_a_scan_per_channel(400, 300))
+    assert "too large" in reason(tmp_path / "c.jpg")
+
+
+# ------------------------------------------------------------------------------------------------------------- memory
+
+
+def jpeg_with_a_scan_per_channel(width: int, height: int) -> bytes:
+    """A sequential JPEG, written by hand, since Pillow writes all channels in one scan. It is grey."""
+
+    def segment(marker: int, body: bytes) -> bytes:
+        return struct.pack(">BBH", 0xFF, marker, len(body) + 2) + body
+
+    frame = struct.pack(">BHHB", 8, height, width, 3) + bytes((1, 0x11, 0, 2, 0x11, 0, 3, 0x11, 0))
+    one_code = bytes((1, *[0] * 15, 0))  # a single bit 0: the constant is as before; no others
+    tables = (
+        segment(0xDB, bytes((0, *[1] * 64))) + segment(0xC4, b"\x00" + one_code) + segment(0xC4, b"\x10" + one_code)
+    )
+    blocks = bytes(-(-(-(-width // 8) * -(-height // 8)) // 4))  # of two bits each
+    scans = (segment(0xDA, bytes((1, channel, 0, 0, 63, 0))) + blocks for channel in (1, 2, 3))
+    return b"\xff\xd8" + tables + segment(0xC0, frame) + b"".join(scans) + b"\xff\xd9"
+
+
+def tiny_gif(width: int, height: int) -> bytes:
+    """One pixel on a large transparent screen, in 43 bytes."""
+    screen = b"GIF89a" + struct.pack("<HH", width, height) + b"\x80\0\0" + b"\0\0\0\xff\xff\xff"
+    return screen + b"!\xf9\4\1\0\0\0\0," + struct.pack("<4H", 0, 0, 1, 1) + b"\0\x02\x02\x44\x01\0;"
+
+
+def tiff_with_a_large_tile(side: int) -> bytes:
+    """An image of 16 x 16 pixels in one compressed tile of `side` x `side`."""
+    tags = [(256, 16), (257, 16), (258, 8), (259, 5), (262, 1), (277, 1), (322, side), (323, side), (324, 8), (325, 4)]
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    return b"II*\0" + struct.pack("<I", 12) + bytes(4) + struct.pack("<H", len(tags)) + entries + bytes(4)
+
+
+LARGE = 3000
+COLOURS = {mode: Image.new(mode, (LARGE, LARGE), 77) for mode in ("1", "L", "RGB", "RGBA", "LA", "P", "CMYK", "F")}
+COLOURS["P"].putpalette([0, 0, 0, *RED])
+COLOURS["I;16"] = Image.fromarray(np.full((LARGE, LARGE), 999, np.uint16))
+TURNED = Image.Exif()
+TURNED[0x0112] = 6
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures memory as Linux does")
+@pytest.mark.parametrize(
+    ("mode", "suffix", "options"),
+    [
+        *((mode, "png", {}) for mode in ("1", "L", "RGB", "RGBA", "LA", "P", "I;16")),
+        ("P", "png", {"transparency": 1}),
+        ("P", "gif", {}),
+        ("RGB", "jpg", {}),
+        ("RGB", "jpg", {"progressive": True}),
+        ("CMYK", "jpg", {"progressive": True}),
+        ("RGB", "bmp", {}),
+        ("RGB", "webp", {}),
+        ("RGBA", "webp", {"lossless": True}),
+        ("RGB", "tif", {"compression": "tiff_lzw", "strip_size": 1 << 30}),
+        ("RGB", "tif", {"compression": "tiff_lzw", "exif": TURNED}),
+        ("F", "tif", {"compression": "tiff_lzw"}),
+        ("I;16", "pgm", {}),
+        ("RGB", "ppm", {}),
+    ],
+    ids=str,
+)
+def test_the_memory_is_known_before_decoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, suffix: str, options: dict[str, Any]
+) -> None:
+    check_memory(saved(tmp_path / f"large.{suffix}", COLOURS[mode], **options), monkeypatch)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures memory as Linux does")
+@pytest.mark.parametrize("make", [jpeg_with_a_scan_per_channel, tiny_gif])
+def test_the_memory_of_handmade_files_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[int, int], bytes]
+) -> None:
+    (tmp_path / "large").write_bytes(make(LARGE, LARGE))
+    check_memory(tmp_path / "large", monkeypatch)
+
+
+def check_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare what is taken from the budget with the growth of the resident memory."""
+    taken: list[int] = []
+    budget = image_files.DECODING.taken
+    monkeypatch.setattr(image_files.DECODING, "taken", lambda count: (taken.append(count), budget(count))[1])
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = resident("VmRSS")
+    with pillow_unlimited():
+        decode(path, 96)
+    grown = resident("VmHWM") - before
+    assert grown < 1.1 * taken[0] + 2**22, "more memory than was taken from the budget"
+
+
+def resident(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="measures memory as Linux does")
+def test_all_threads_share_one_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.gif").write_bytes(tiny_gif(2 * LARGE, 2 * LARGE))
+    monkeypatch.setattr(image_files, "DECODING", Budget(250 << 20))  # one at a time
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
+    with pillow_unlimited(), ThreadPoolExecutor(4) as threads:
+        assert len(list(threads.map(lambda _: decode(tmp_path / "a.gif", SIDE), range(4)))) == 4
+    assert resident("VmHWM") - before < 400 << 20  # all four at once: 0.9 GiB
+
+
+def test_bombs_are_refused(tmp_path: Path) -> None:
+    bombs = {
+        "screen.gif": tiny_gif(65_000, 65_000),
+        "scans.jpg": jpeg_with_a_scan_per_channel(22_000, 22_000),
+        "tile.tif": tiff_with_a_large_tile(40_000),
+    }
+    for name, data in bombs.items():
+        (tmp_path / name).write_bytes(data)
+        assert "too large" in reason(tmp_path / name), name
+
+
+def test_a_jpeg_with_thousands_of_scans_is_refused(tmp_path: Path) -> None:
+    """Each costs a pass over the whole image."""
+    data = saved(tmp_path / "a.jpg", picture(), progressive=True).read_bytes()
+    (tmp_path / "a.jpg").write_bytes(data[:-2] + data[data.rindex(b"\xff\xda") : -2] * 1000 + data[-2:])
+    assert reason(tmp_path / "a.jpg") == "a JPEG with too many scans"
 
 
 # ------------------------------------------------------------------------------------------------------- broken files

@@ -419,3 +419,23 @@ def test_several_at_once(photos: Path, cache: Path) -> None:
         results = list(pool.map(lambda _: load(photos)[0].images, range(4)))
     assert all(torch.equal(images, results[0]) for images in results)
     assert len(left_in(cache)) == 1
+
+
+def test_a_cache_that_is_truncated_while_mapped(tmp_path: Path) -> None:
+    """Reading it would end the process: SIGBUS."""
+    path = tmp_path / "images.u8"
+    path.write_bytes(bytes(100 * 3 * 16 * 16))
+    images = image_folder._mapped(path, 100, 16)
+    assert ImageSet(images).subset(torch.tensor([3, 99])).images.sum() == 0
+    os.truncate(path, 5000)
+    for use in (lambda: images[torch.tensor([99])], lambda: torch.split(images, 10), lambda: images.numpy()):
+        with pytest.raises(BadInput, match=r"images.u8 was truncated while in use: repeat the command"):
+            use()
+
+
+def test_a_cache_that_is_removed_while_mapped_can_still_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "images.u8"
+    path.write_bytes(bytes(100 * 3 * 16 * 16))
+    images = image_folder._mapped(path, 100, 16)
+    path.unlink()
+    assert int(images[torch.tensor([99])].sum()) == 0

@@ -15,6 +15,8 @@ from byov.data.sources import open_source
 from byov.data.transforms import resized
 from byov.evaluation.evaluate import evaluate
 from byov.inference.run import features_of, load
+from byov.runs import checkpoints
+from byov.runs.folder import RunFolder
 from byov.training.prepare import prepare
 
 SMALL = Config(
@@ -166,3 +168,32 @@ def test_the_statistics_of_batches_are_neither_used_nor_moved_by_a_call(tmp_path
         opened.teacher_encoder()(images[:4])
     assert torch.equal(opened.features(images), expected)
     assert torch.equal(features_of(opened.teacher_encoder(), images), teachers)
+
+
+@pytest.mark.parametrize(
+    ("changes", "telling"),
+    [
+        ({"step": -1}, "damaged (in step)"),
+        ({"step": True}, "damaged (in step)"),
+        ({"image_shape": [3, 10**6, 10**6]}, "damaged (in image_shape)"),
+        ({"image_shape": "888"}, "damaged (in image_shape)"),
+        ({"classes": 2**40}, "damaged (in classes)"),
+        ({"fingerprint": 1, "config": []}, "damaged (in fingerprint, config)"),
+        ({"config": {"posterior": {"where": None}}}, "damaged (in config)"),
+        ({"config": {"method": "auto"}}, "damaged (in config)"),
+        ({"config": {"model": {"depth": 10**6}}}, "at most 1,000"),
+        ({"config": {"method": "supervised-bbb", "posterior": {"prior": "teacher_mean"}}}, "needs a teacher"),
+    ],
+)
+def test_a_state_that_no_run_has_is_refused(tmp_path: Path, changes: dict, telling: str) -> None:
+    """The sizes in it are built: without bounds, they would take all memory."""
+    path = RunFolder(trained(tmp_path / "run", "byov")).checkpoint
+    tensors, state = checkpoints.load(path)
+    config = state["config"]
+    for key, value in dict(changes.get("config") or {}).items():
+        config[key] = {**config[key], **value} if isinstance(value, dict) else value
+    others = {key: value for key, value in changes.items() if not isinstance(value, dict)}
+    checkpoints.save(path, tensors, state | others)
+    with pytest.raises(BadInput) as caught:
+        load(tmp_path / "run")
+    assert telling in str(caught.value)

@@ -119,3 +119,10 @@ def test_bad_inputs_get_a_sentence_of_retrieval() -> None:
     ):
         with pytest.raises(ValueError, match=says):
             recall_at_1(*arguments)
+
+
+def test_class_numbers_may_have_gaps() -> None:
+    features = torch.eye(4).repeat(2, 1)
+    labels = torch.tensor([0, 7, 1 << 40, 3]).repeat(2)
+    assert knn_accuracy(features[:4], labels[:4], features[4:], labels[4:], k=1) == 1
+    assert knn_accuracy(features[:4], labels[:4], features[4:], labels[4:] + 1, k=1) == 0

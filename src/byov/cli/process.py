@@ -6,11 +6,13 @@ import os
 from typing import TYPE_CHECKING
 
 from byov._core.errors import BadInput
+from byov.cli import INTERRUPTED as INTERRUPTED
+from byov.config import LARGEST
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, BAD_INPUT = 0, 1, 2
 
 
 def one_of_many() -> bool:
@@ -25,8 +27,8 @@ def rank() -> int:
 
 def use_threads(count: int | None) -> None:
     """Apply --threads; unset, torch chooses."""
-    if count is not None and count < 1:
-        raise BadInput("--threads must be at least 1.")
+    if count is not None and not 1 <= count <= LARGEST["threads"]:
+        raise BadInput(f"--threads must be from 1 to {LARGEST['threads']:,}.")
     if count is not None:
         import torch
 

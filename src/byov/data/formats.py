@@ -1,7 +1,8 @@
 """Readers of the formats in which data sets are published: IDX, CIFAR's batches, PNG rows, and NumPy's npz.
 
 A decoder takes the bytes of files and raises ValueError with a short clause; `read_layout` and `read_npz` add the path
-and turn it into a message for the user. No code found in a file is ever run.
+and turn it into a message for the user. No code found in a file is ever run, and no more memory is taken than a file's
+header justifies: compressed files are read up to a limit, and the arrays of an npz file only if they fit into memory.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ import io
 import json
 import math
 import pickle
+import pickletools
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from byov._core import memory
 from byov._core.errors import BadInput
 from byov.data.images import SPLITS, ImageSet, Split
 
@@ -33,6 +35,9 @@ Decoded = tuple[Images, Labels]
 
 _CIFAR = (3, 32, 32)
 _GZIP = b"\x1f\x8b"
+_MOST_FILE = 1 << 28  # bytes of an unpacked file: five times the largest that is published
+_MOST_ARCHIVE = 1 << 29  # and of an unpacked archive: three times
+MOST_CLASSES = 1 << 16  # three times ImageNet-21k's; a probe and a report have a row for each
 
 
 @dataclass(frozen=True)
@@ -47,12 +52,34 @@ def read_layout(path: Path, layout: Layout, split: Split, classes: tuple[str, ..
     """Read a split from a folder, or from a tar archive whatever its folders. Any file may be gzipped."""
     try:
         files = (_from_folder if path.is_dir() else _from_archive)(path, layout.files[split])
-        images, labels = layout.decode([gzip.decompress(f) if f.startswith(_GZIP) else f for f in files])
+        images, labels = layout.decode(list(map(_unpacked, files)))
         if len(images) != len(labels):
             raise ValueError(f"it contains {len(images)} {split} images but {len(labels)} labels")
-    except (ValueError, OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise BadInput(f"cannot read the {split} images in {path}: {error}; replace or remove it.") from error
+    except Exception as error:  # a damaged archive makes tarfile and zlib raise almost anything
+        reason = error if isinstance(error, (ValueError, OSError)) else "it is damaged or truncated"
+        raise BadInput(f"cannot read the {split} images in {path}: {reason}; replace or remove it.") from error
     return ImageSet(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels), classes)
+
+
+class _Limited:
+    """A file of which at most so many bytes are read."""
+
+    def __init__(self, file: IO[bytes] | gzip.GzipFile, most: int) -> None:
+        self._file, self._most, self._left = file, most, most
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(self._left + 1 if size < 0 else min(size, self._left + 1))
+        if len(data) > self._left:
+            raise ValueError(f"it unpacks to more than {memory.in_gib(self._most)}, as no published file does")
+        self._left -= len(data)
+        return data
+
+
+def _unpacked(data: bytes) -> bytes:
+    if not data.startswith(_GZIP):
+        return data
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+        return _Limited(file, _MOST_FILE).read()
 
 
 def _from_folder(folder: Path, names: tuple[str, ...]) -> list[bytes]:
@@ -62,16 +89,25 @@ def _from_folder(folder: Path, names: tuple[str, ...]) -> list[bytes]:
                 return path
         raise ValueError(f"the file {name} is missing")
 
-    return [find(name).read_bytes() for name in names]
+    def read(path: Path) -> bytes:
+        with path.open("rb") as file:
+            return _Limited(file, _MOST_FILE).read()
+
+    return [read(find(name)) for name in names]
 
 
 def _from_archive(path: Path, names: tuple[str, ...]) -> list[bytes]:
     found: dict[str, bytes] = {}
-    with tarfile.open(path) as archive:
-        for member in archive:  # one pass: going back in a gzipped archive means starting over
-            name = Path(member.name).name.removesuffix(".gz")
-            if name in names and (file := archive.extractfile(member)) is not None:
-                found[name] = file.read()
+    with path.open("rb") as packed:
+        gzipped = packed.read(2) == _GZIP
+        packed.seek(0)
+        limited = _Limited(gzip.GzipFile(fileobj=packed) if gzipped else packed, _MOST_ARCHIVE)
+        # Read in one pass, and no links: those would be followed.
+        with tarfile.open(fileobj=limited, mode="r|") as archive:  # type: ignore[call-overload]
+            for member in archive:
+                name = Path(member.name).name.removesuffix(".gz")
+                if name in names and member.isreg() and (file := archive.extractfile(member)) is not None:
+                    found[name] = file.read()
     if missing := [name for name in names if name not in found]:
         raise ValueError(f"the file {missing[0]} is missing")
     return [found[name] for name in names]
@@ -114,8 +150,14 @@ class _ArraysOnly(pickle.Unpickler):
         return allowed[module, name]
 
 
+_SIZED = ("PUT", "BINPUT", "LONG_BINPUT")
+
+
 def _decode_pickled_batch(data: bytes) -> Decoded:
     try:
+        for code, argument, _ in pickletools.genops(data):
+            if code.name in _SIZED and int(argument or 0) >= len(data):  # memory that C code takes at once
+                raise pickle.UnpicklingError(f"it asks for {argument:,} objects")
         batch = _ArraysOnly(io.BytesIO(data), encoding="bytes").load()
         fields = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
         images, labels = np.asarray(fields["data"]), np.asarray(fields["labels"])
@@ -150,19 +192,22 @@ def _decode_png_rows(files: list[bytes]) -> Decoded:
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise ValueError("the labels are not a list of integers")
     batches = [_png(file) for file in files[:-1]]
-    if any(b.shape[1:] != (1024, 3) for b in batches):
-        raise ValueError("a PNG is not RGB with 1024 pixels per row")
     # A PNG stores the channels of a pixel together; here each channel is a plane.
     images = np.concatenate([b.transpose(0, 2, 1).reshape(-1, *_CIFAR) for b in batches])
     return images, labels.astype(np.int64)
 
 
+_MOST_ROWS = 10_000  # images
+
+
 def _png(data: bytes) -> Images:
     try:
         with Image.open(io.BytesIO(data), formats=["PNG"]) as picture:
-            return np.asarray(picture)
-    except (OSError, SyntaxError) as error:  # Pillow calls a broken chunk a SyntaxError
+            if picture.mode == "RGB" and picture.width == 1024 and picture.height <= _MOST_ROWS:
+                return np.asarray(picture)
+    except Exception as error:  # a broken file makes Pillow raise almost anything
         raise ValueError("a PNG is damaged or truncated") from error
+    raise ValueError(f"a PNG is not RGB with 1024 pixels per row and at most {_MOST_ROWS:,} rows")
 
 
 def _cifar(suffix: str, train: tuple[str, ...] = (), test: tuple[str, ...] = ()) -> Mapping[Split, tuple[str, ...]]:
@@ -187,13 +232,11 @@ _NPZ_KEYS: Mapping[Split, tuple[tuple[str, str], ...]] = {
     "train": (("x_train", "y_train"), ("images", "labels"), ("x", "y")),
     "test": (("x_test", "y_test"),),
 }
-_NPZ_ERRORS = (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
 
 
 def npz_splits(path: Path) -> tuple[Split, ...]:
     """Return the splits in an npz file, from its keys alone."""
-    with _open_npz(path) as arrays:
-        keys = set(arrays.files)
+    keys = _npz_keys(path)
     splits = tuple(split for split in SPLITS if any(images in keys for images, _ in _NPZ_KEYS[split]))
     if not splits:
         held = ", ".join(sorted(keys)) or "nothing"
@@ -203,32 +246,45 @@ def npz_splits(path: Path) -> tuple[Split, ...]:
 
 def read_npz(path: Path, split: Split) -> ImageSet:
     """Read a split of an npz file: images (N, H, W), (N, H, W, C) or (N, C, H, W), uint8 or floats in [0, 1]."""
-    with _open_npz(path) as arrays:
-        found = [pair for pair in _NPZ_KEYS[split] if pair[0] in arrays.files]
-        if not found:
-            raise BadInput(f"{path} has no {split} images; add them as x_{split}, or use its other split.")
-        image_key, label_key = found[0]
-        images = _npz_images(_npz_array(arrays, image_key, path), f"{image_key} in {path}")
-        if label_key not in arrays.files:
-            return ImageSet(images)
-        return ImageSet(images, _npz_labels(_npz_array(arrays, label_key, path), len(images), f"{label_key} in {path}"))
+    keys = _npz_keys(path)
+    found = [pair for pair in _NPZ_KEYS[split] if pair[0] in keys]
+    if not found:
+        raise BadInput(f"{path} has no {split} images; add them as x_{split}, or use its other split.")
+    image_key, label_key = found[0]
+    images = _npz_images(_npz_array(path, image_key), f"{image_key} in {path}")
+    if label_key not in keys:
+        return ImageSet(images)
+    return ImageSet(images, _npz_labels(_npz_array(path, label_key), len(images), f"{label_key} in {path}"))
 
 
-def _open_npz(path: Path) -> Any:
+def _npz_keys(path: Path) -> set[str]:
+    """The names of the arrays in a file."""
     if not path.is_file():
         raise BadInput(f"there is no file {path}; check the path.")
-    try:
-        if not zipfile.is_zipfile(path):  # first, because np.load leaves a broken file open
-            raise ValueError
-        return np.load(path, allow_pickle=False)
-    except _NPZ_ERRORS as error:
-        raise BadInput(f"{path} is not an npz file, or is damaged; write it with numpy.savez.") from error
+    with path.open("rb") as file:
+        try:
+            return {name.removesuffix(".npy") for name in zipfile.ZipFile(file).namelist()}
+        except Exception as error:  # a damaged file makes zipfile raise almost anything
+            raise BadInput(f"{path} is not an npz file, or is damaged; write it with numpy.savez.") from error
 
 
-def _npz_array(arrays: Any, key: str, path: Path) -> NDArray[Any]:
+def _npz_array(path: Path, key: str) -> NDArray[Any]:
+    """Read an array after a look at its header: its size must be that of the entry, and it must fit into memory."""
     try:
-        return np.asarray(arrays[key])
-    except _NPZ_ERRORS as error:
+        with zipfile.ZipFile(path) as archive, archive.open(f"{key}.npy") as file:
+            version = np.lib.format.read_magic(file)
+            read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+            shape, _, dtype = read_header[version](file)
+            size = math.prod(shape) * dtype.itemsize
+            if not dtype.hasobject and size != archive.getinfo(f"{key}.npy").file_size - file.tell():
+                raise ValueError("the header does not fit the data")
+            # Beside it, the images as contiguous bytes.
+            memory.require(size + math.prod(shape), f"{key} in {path}", "use fewer or smaller images, or folder:PATH")
+            file.seek(0)
+            return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+    except BadInput:
+        raise
+    except Exception as error:  # a damaged file makes zipfile, zlib and numpy raise almost anything
         reason = "it contains Python objects" if "pickle" in str(error) else "the file is damaged"
         raise BadInput(f"cannot read {key} in {path}: {reason}; write it again as a plain array.") from error
 
@@ -246,14 +302,24 @@ def _npz_images(images: NDArray[Any], what: str) -> torch.Tensor:
     if images.dtype.kind == "f":
         if not (images.min() >= 0 and images.max() <= 1):  # also False for NaN
             raise BadInput(f"{what} is {images.dtype} with values outside [0, 1]; save it as uint8, or divide by 255.")
-        images = np.round(images.astype(np.float32) * 255).astype(np.uint8)
+        images = _as_bytes(images)
     if images.dtype != np.uint8:
         raise BadInput(f"{what} is {images.dtype}; save it as uint8 in 0..255, or as floats in [0, 1].")
     return torch.from_numpy(np.ascontiguousarray(images))
+
+
+def _as_bytes(images: NDArray[Any]) -> Images:
+    """Convert floats, an image at a time: a float copy of all would take up to eight times the result."""
+    found = np.empty(images.shape, np.uint8)
+    for image, place in zip(images, found, strict=True):
+        place[...] = np.round(image.astype(np.float32) * 255)
+    return found
 
 
 def _npz_labels(labels: NDArray[Any], count: int, what: str) -> torch.Tensor:
     if labels.shape not in ((count,), (count, 1)) or labels.dtype.kind not in "iu" or labels.min() < 0:
         found = f"{labels.dtype} {tuple(labels.shape)}"
         raise BadInput(f"{what} is {found}; {count} class numbers (integers from 0), one per image, are needed.")
+    if labels.max() >= MOST_CLASSES:
+        raise BadInput(f"{what} has the class number {labels.max()}; number the classes from 0, without gaps.")
     return torch.from_numpy(labels.reshape(count).astype(np.int64))

@@ -11,12 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from PIL.Image import Resampling, Transpose
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+
+from byov._core.memory import Budget
 
 # -------------------------------------------------------------------------------------------------------------- listing
 
@@ -121,8 +125,12 @@ def suffix_of(name: str) -> str:
 # ------------------------------------------------------------------------------------------------------------- decoding
 
 Pixels = NDArray[np.uint8]
+Box = tuple[int, int, int, int]
 
-PIXEL_LIMIT = 100_000_000  # in memory: 300 MB of RGB per thread; phones make 50 to 200 megapixels, in JPEG
+# All threads that decode share it. A phone's JPEG of 200 megapixels takes a fraction: it is decoded at a smaller scale.
+DECODING = Budget(1 << 30)
+_STRIP = 1 << 20  # pixels that are converted at a time: a conversion takes up to five times the memory of the image
+_SCANS = 100  # of a JPEG; usual are 1 to 14, and each costs a pass over the whole image
 # No others: PostScript and the like would start programs. (Pillow opens a phone's MPO as a JPEG.)
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 _ORIENTATION = 0x0112  # EXIF's tag; below, the transposition that undoes each value
@@ -139,6 +147,7 @@ _UPRIGHT = {
 DECODED_AT_ONCE = 32  # files per task of a thread
 
 _pillow = Lock()
+_blocks: Any = Image.core  # type: ignore[attr-defined]
 
 
 class Unusable(Exception):
@@ -157,15 +166,21 @@ def printable(path: str) -> str:
 
 @contextmanager
 def pillow_unlimited() -> Iterator[None]:
-    """Turn off Pillow's warnings and its pixel limit, which does not know a JPEG's scale: ours does."""
-    with _pillow:  # both are global
-        limit = Image.MAX_IMAGE_PIXELS
+    """Turn off Pillow's warnings and its pixel limit, which does not know a JPEG's scale: ours does.
+
+    Large images are also allocated in blocks that glibc returns to the system when they are freed. With Pillow's own,
+    each of eight threads kept up to 0.5 GiB after an image of 100 megapixels.
+    """
+    with _pillow:  # all of them are global
+        limit, block = Image.MAX_IMAGE_PIXELS, _blocks.get_block_size()
         Image.MAX_IMAGE_PIXELS = None
+        _blocks.set_block_size(64 << 20)
         try:
             with warnings.catch_warnings(action="ignore"):
                 yield
         finally:
             Image.MAX_IMAGE_PIXELS = limit
+            _blocks.set_block_size(block)
 
 
 def decode(path: str | os.PathLike[str], side: int) -> Pixels:
@@ -175,6 +190,8 @@ def decode(path: str | os.PathLike[str], side: int) -> Pixels:
     white, 16 bits become 8, small images are enlarged, and of an animation the first frame is taken.
     """
     try:
+        if Path(path).stat().st_size > DECODING.total:  # Pillow reads some formats whole
+            raise Unusable("too large")
         with Image.open(path, formats=FORMATS) as picture:
             return _square(picture, side)
     except Unusable:
@@ -205,12 +222,17 @@ def decode_some(root: Path, side: int, paths: Iterable[str]) -> list[Pixels | Un
 
 
 def _square(picture: Image.Image, side: int) -> Pixels:
-    pixels = picture.width * picture.height
+    megapixels = picture.width * picture.height / 1e6
+    coefficients = _coefficients(picture)
     picture.draft(None, (side, side))  # has an effect on JPEG only
-    if not picture.info.get("progressive"):  # a progressive JPEG is held whole, whatever its scale
-        pixels = picture.width * picture.height
-    if pixels > PIXEL_LIMIT:
-        raise Unusable(f"too large ({pixels / 1e6:,.0f} megapixels)")
+    needed = coefficients + decoding_bytes(picture)
+    if needed > DECODING.total:
+        raise Unusable(f"too large ({megapixels:,.0f} megapixels)")
+    with DECODING.taken(needed):
+        return _decoded(picture, side)
+
+
+def _decoded(picture: Image.Image, side: int) -> Pixels:
     picture.load()
     turn = _turn(picture)  # after `load`, which turns a TIFF itself
     plain = _plain(picture)
@@ -230,25 +252,100 @@ def _turn(picture: Image.Image) -> Transpose | None:
         return None
 
 
+# Bytes per pixel of an image in Pillow, and what a decoder takes besides. (Measured with Pillow 13; a test repeats it.)
+_STORED = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2}
+_DECODER = {"GIF": 1, "WEBP": 12, "PPM": 8, "BMP": 2}
+_BITS, _STRIP_ROWS, _TILE_WIDTH, _TILE_ROWS = 258, 278, 322, 323  # TIFF's tags
+
+
+def decoding_bytes(picture: Image.Image) -> int:
+    """Return the memory that decoding an open image takes, from its header: the image, its conversion, the decoder."""
+    pixels, stored, plain = picture.width * picture.height, _STORED.get(picture.mode, 4), _plain_mode(picture)
+    needed = pixels * (stored + _DECODER.get(picture.format or "", 0))
+    if plain is not None:
+        needed += pixels * _STORED.get(plain, 4) + 16 * min(pixels, max(_STRIP, picture.width))
+    if isinstance(picture, TiffImageFile):
+        tags = picture.tag_v2
+        if tags.get(_ORIENTATION, 1) != 1:
+            needed += pixels * stored  # Pillow turns it, into a copy
+        wide, rows = picture.width, min(tags.get(_STRIP_ROWS, picture.height), picture.height)
+        if _TILE_WIDTH in tags:
+            wide, rows = tags[_TILE_WIDTH], tags[_TILE_ROWS]
+        needed += wide * rows * sum(tags.get(_BITS, (8,))) // 8  # a tile is decoded whole, however small the image is
+    return needed
+
+
+def _coefficients(picture: Image.Image) -> int:
+    """Return the memory that a JPEG of several scans takes besides, at any scale: for the coefficients of all pixels.
+
+    Progressive files have several, and sequential ones may: then the first has fewer channels than the image.
+    """
+    if not isinstance(picture, JpegImageFile) or picture.fp is None:
+        return 0
+    channels, after_header = picture.layers, picture.fp.tell()
+    header = bytes((0xFF, 0xDA, 0, 6 + 2 * channels, channels))  # of a scan with all channels
+    picture.fp.seek(max(0, after_header - 8 - 2 * channels))
+    whole = picture.fp.read(len(header)) == header
+    if whole and not picture.info.get("progressive"):
+        return 0
+    picture.fp.seek(0)
+    if picture.fp.read().count(header[:2]) > _SCANS:
+        raise Unusable("a JPEG with too many scans")
+    return 2 * channels * picture.width * picture.height
+
+
+def _plain_mode(picture: Image.Image) -> str | None:
+    """Return the mode that `_plain` converts to; None if the image has it already."""
+    transparent = "transparency" in picture.info
+    if picture.mode in ("L", "RGB") and not transparent:
+        return None
+    return "L" if _is_wide(picture) or (picture.mode == "1" and not transparent) else "RGB"
+
+
+def _is_wide(picture: Image.Image) -> bool:
+    """Whether the values are floats, or integers of more than 8 bits."""
+    return picture.mode == "F" or picture.mode.startswith("I")
+
+
 def _plain(picture: Image.Image) -> Image.Image:
-    """Convert to mode L or RGB."""
-    if picture.mode.startswith("I") or picture.mode == "F":
-        return Image.fromarray(_to_bytes(np.asarray(picture)))
-    if picture.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in picture.info:
-        picture = picture.convert("RGBA")
-        white = Image.new("RGBA", picture.size, "white")
-        return Image.alpha_composite(white, picture).convert("RGB")
-    return picture.convert("L" if picture.mode in ("1", "L") else "RGB")
+    """Convert to mode L or RGB, strip by strip: the memory of a conversion is that of a strip."""
+    mode = _plain_mode(picture)
+    if mode is None:
+        return picture
+    rows = max(1, _STRIP // picture.width)
+    boxes = [(0, top, picture.width, min(top + rows, picture.height)) for top in range(0, picture.height, rows)]
+    convert = _bytes_of(picture, boxes) if _is_wide(picture) else _plain_strip
+    plain = Image.new(mode, picture.size)
+    for box in boxes:
+        plain.paste(convert(picture.crop(box)), box)
+    return plain
 
 
-def _to_bytes(values: NDArray[np.generic]) -> Pixels:
-    """Convert 16-bit grey values, or floats in [0, 1], to bytes; a wider range is scaled down to fit."""
-    numbers = values.astype(np.float32)
-    if not np.isfinite(numbers).all():
-        raise Unusable("non-finite values")
-    low = min(0.0, float(numbers.min()))
-    high = max(65535.0 if values.dtype.kind in "iu" else 1.0, float(numbers.max()))
-    return np.round((numbers - low) * (255 / (high - low))).astype(np.uint8)
+def _plain_strip(strip: Image.Image) -> Image.Image:
+    if strip.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in strip.info:
+        strip = strip.convert("RGBA")
+        white = Image.new("RGBA", strip.size, "white")
+        return Image.alpha_composite(white, strip).convert("RGB")
+    return strip.convert("L" if strip.mode == "1" else "RGB")
+
+
+def _bytes_of(picture: Image.Image, boxes: Iterable[Box]) -> Callable[[Image.Image], Image.Image]:
+    """Return the conversion of an image's strips from 16-bit grey values, or floats in [0, 1], to bytes.
+
+    A wider range is scaled down to fit.
+    """
+    low, high = 0.0, 1.0 if picture.mode == "F" else 65535.0
+    for box in boxes:
+        numbers = np.asarray(picture.crop(box)).astype(np.float32)
+        if not np.isfinite(numbers).all():
+            raise Unusable("non-finite values")
+        low, high = min(low, float(numbers.min())), max(high, float(numbers.max()))
+
+    def convert(strip: Image.Image) -> Image.Image:
+        numbers = np.asarray(strip).astype(np.float32)
+        return Image.fromarray(np.round((numbers - low) * (255 / (high - low))).astype(np.uint8))
+
+    return convert
 
 
 def _unusable(path: str | os.PathLike[str], error: Exception) -> Unusable:

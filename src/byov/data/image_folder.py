@@ -20,7 +20,6 @@ and a digest of all files' names, sizes and times, so that a changed folder is d
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import re
@@ -30,15 +29,16 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass
 
 from byov._core.callbacks import Progress, Say
 from byov._core.errors import BadInput
-from byov._core.files import folder_written_whole, write_json, write_text
+from byov._core.files import folder_written_whole, read_json, write_json, write_text
 from byov._core.threads import in_order
 from byov.data.fetch import data_folder
 from byov.data.image_files import (
@@ -234,7 +234,7 @@ def _cache_folder(root: Path, listing: Listing, side: int) -> Path:
 def _read_skipped(root: Path, folder: Path, side: int) -> list[Skipped] | None:
     """The skipped files of a cache; None if the cache is missing, damaged or out of date."""
     try:
-        kept = json.loads((folder / "kept.json").read_text(encoding="utf-8"))
+        kept = read_json(folder / "kept.json")
         skipped = [Skipped(*skip) for skip in kept["skipped"]]
         if (folder / "images.u8").stat().st_size != kept["images"] * 3 * side**2:
             return None
@@ -245,11 +245,31 @@ def _read_skipped(root: Path, folder: Path, side: int) -> list[Skipped] | None:
     return skipped if all(isinstance(result, Unusable) and not result.lasting for result in results) else None
 
 
+class MappedTensor(Tensor):
+    """A tensor in a mapped file, whose size is checked before every operation on it.
+
+    Touching pages that a truncated file no longer has ends the process (SIGBUS), without a message.
+    """
+
+    mapped: np.memmap[Any, Any]
+
+    @classmethod
+    def __torch_function__(cls, function: Any, kinds: Any, arguments: Any = (), named: Any = None) -> Any:
+        with DisableTorchFunctionSubclass():  # the results, mostly copies, are plain tensors
+            for tensor in arguments:
+                # The file is still open, so it may have been removed.
+                if isinstance(tensor, cls) and tensor.mapped._mmap.size() < tensor.mapped.nbytes:  # type: ignore[attr-defined]
+                    raise BadInput(f"{tensor.mapped.filename} was truncated while in use: repeat the command.")
+            return function(*arguments, **(named or {}))
+
+
 def _mapped(path: Path, count: int, side: int) -> Tensor:
     """Map a file as images, read-only: Linux refuses a private mapping that is larger than the memory."""
     pixels = np.memmap(path, np.uint8, "r", shape=(count, 3, side, side))
     with warnings.catch_warnings(action="ignore"):  # torch warns against writing there: nobody does
-        return torch.from_numpy(pixels)
+        mapped = torch.from_numpy(pixels).as_subclass(MappedTensor)
+    mapped.mapped = pixels
+    return mapped
 
 
 def _decode_into(folder: Path, root: Path, listing: Listing, side: int, progress: Progress, say: Say) -> list[Skipped]:

@@ -9,7 +9,6 @@ for itself, except fine-tuning. Only the first writes files.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -23,7 +22,7 @@ from byov import __version__
 from byov._core.cache import Cache, Entry, digest, read_entry, write_entry
 from byov._core.callbacks import Progress, Say, say_on_stderr
 from byov._core.errors import BadInput
-from byov._core.files import remove_abandoned, without_prefix, write_json
+from byov._core.files import read_json, remove_abandoned, without_prefix, write_json
 from byov._core.lock import Lock, beside
 from byov.config import absolute_source, same_source
 from byov.data.images import ImageSet
@@ -426,10 +425,10 @@ def fingerprint(data: ImageSet) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = read_json(path)
     except (OSError, ValueError):
         return {}
-    return tree if isinstance(tree, dict) and isinstance(tree.get("settings"), dict) else {}
+    return tree if isinstance(tree.get("settings"), dict) else {}
 
 
 # ------------------------------------------------------------------------------------------------------------- baseline

@@ -31,12 +31,12 @@ from torch import Tensor, nn
 
 from byov._core.cache import Entry, read_entry, write_entry
 from byov._core.errors import BadInput
-from byov._core.files import without_prefix
+from byov._core.files import read_json, without_prefix
 from byov._core.randomness import RandomStream, generator
 from byov._core.threads import in_order
 from byov.backbones import Encoder
 from byov.backbones.folded_copy import inference_copy
-from byov.config import Config, merge
+from byov.config import Config, check_ranges, merge
 from byov.data.sources import open_source
 from byov.data.transforms import resized
 from byov.posterior import Posterior
@@ -45,6 +45,7 @@ from byov.runs.folder import RunFolder
 from byov.runs.split import SPLIT, read_pixels
 from byov.training.distributed.processes import Processes
 from byov.training.learners import AnyLearner, build_learner
+from byov.training.resolve import check_method
 
 BATCH = 128  # images at a time; from 64 to 512 the speed on one core is the same within 8%; memory is not
 LEAST = 32  # images per core: with fewer, a forward pass spends its time on calling its operations
@@ -115,7 +116,11 @@ def load(folder: str | Path, device: str = "cpu", processes: Processes | None = 
         raise BadInput(f"there is no run {folder}: train one with `byov train`, or check the path.")
     path = RunFolder(folder).checkpoint
     tensors, state = checkpoints.load(path)
-    config = merge(Config(), state["config"], str(path))
+    config = merge(Config(), checkpoints.run_state(state, path)["config"], str(path))
+    check_ranges(config)
+    if config.posterior.where is None or config.method == "auto":  # a saved config is resolved
+        raise BadInput(f"the checkpoint {path} is damaged (in config): restore a copy, or train again.")
+    check_method(config)
     shape: Any = tuple(state["image_shape"])
     learner = build_learner(config, shape, state["classes"], device)
     learner.posterior.load_tensors(without_prefix(tensors, "student."), str(path))
@@ -408,7 +413,7 @@ class ReferenceSet:
         """The content of `reference/images.json`; the reference set is called `bank` there."""
         path = RunFolder(self.run.folder).reference_images
         try:
-            record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            record: dict[str, Any] = read_json(path)
             if not record["bank"] or not isinstance(record["calibration"], list) or "fingerprint" not in record:
                 raise ValueError("an entry is missing")
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -10,7 +10,6 @@ settings.
 from __future__ import annotations
 
 import copy
-import json
 import shutil
 import time
 import zlib
@@ -27,7 +26,15 @@ from torch import Tensor, nn
 from byov._core.cache import Entry, read_entry, write_entry
 from byov._core.callbacks import Progress, Say, say_on_stderr
 from byov._core.errors import BadInput
-from byov._core.files import folder_written_whole, leftovers, remove_abandoned, without_prefix, write_json, write_text
+from byov._core.files import (
+    folder_written_whole,
+    leftovers,
+    read_json,
+    remove_abandoned,
+    without_prefix,
+    write_json,
+    write_text,
+)
 from byov._core.lock import Lock, put
 from byov.config import Config, to_dict, to_yaml
 from byov.data.sources import open_source
@@ -162,7 +169,10 @@ def _update_summary(run: Run) -> None:
     """Write the weights that are left to `summary.json`; without retraining it is a copy of the unpruned run's."""
     path, sigma = RunFolder(run.folder).summary, run.learner.posterior.sigma
     if path.is_file() and len(left := sigma[sigma > 0]):
-        summary = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            summary = read_json(path)
+        except ValueError:  # damaged: what it had is lost already
+            summary = {}
         write_json(path, summary | {"random_weights": len(left), "median_sigma": float(left.median())})
 
 

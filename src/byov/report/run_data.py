@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from byov._core.cache import read_entry
 from byov._core.errors import BadInput
+from byov._core.files import read_json
 from byov.config import BAYESIAN, Config, read_config
 from byov.evaluation.evaluate import is_current
 from byov.evaluation.predictive import LABEL_FREE
@@ -206,10 +206,9 @@ def _checkpoint(folder: RunFolder, results: Row) -> tuple[int | None, bool]:
 
 def _read_object(path: Path) -> Row:
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except (OSError, ValueError):
         return {}
-    return tree if isinstance(tree, dict) else {}
 
 
 def _merged(rows: list[Row], key: tuple[str, ...]) -> list[Row]:

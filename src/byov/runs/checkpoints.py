@@ -20,6 +20,8 @@ from torch import Tensor
 from byov._core.cache import digest_of
 from byov._core.errors import BadInput, TrainingFailed
 from byov._core.files import write_atomically
+from byov.config import LARGEST
+from byov.data.formats import MOST_CLASSES
 from byov.posterior.segments import untied
 
 FORMAT = "byov-checkpoint-1"
@@ -50,6 +52,28 @@ def state(path: Path) -> dict[str, Any]:
     """Read only a checkpoint's state."""
     with _opened(path) as (_, metadata):
         return dict(json.loads(metadata["state"]))
+
+
+def run_state(state: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    """Return the state of a run if all of it is there, with sizes that a run can have; anything else is a BadInput."""
+    number, shape = (int, float), state.get("image_shape")
+    whole = {
+        "step": _is_count(state.get("step")) and _is_count(state.get("total")),
+        "seconds": isinstance(state.get("seconds", 0.0), number),
+        "image_shape": isinstance(shape, list)
+        and len(shape) == 3
+        and all(_is_count(side) and 1 <= side <= LARGEST["image_size"] for side in shape),
+        "classes": "classes" in state and (state["classes"] is None or _is_count(state["classes"], MOST_CLASSES)),
+        "fingerprint": isinstance(state.get("fingerprint", 0), (str, type(None))),
+        "config": isinstance(state.get("config"), dict),
+    }
+    if wrong := [key for key, good in whole.items() if not good]:
+        raise BadInput(f"the checkpoint {path} is damaged (in {', '.join(wrong)}): restore a copy, or train again.")
+    return state
+
+
+def _is_count(value: Any, most: int = 1 << 53) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
 
 
 def kept(path: Path) -> str:

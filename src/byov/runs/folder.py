@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from byov._core.files import parse_json
 
 CHECKPOINT = "last.safetensors"
 
@@ -93,12 +95,13 @@ def read_log(path: Path) -> Log:
     rows: list[dict[str, Any]] = []
     broken = 0
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+        if not line.strip():
+            continue
         try:
-            row = json.loads(line) if line.strip() else {}
-        except json.JSONDecodeError:
-            row = None
-        if not isinstance(row, dict):
-            broken += 1
-        elif row:
+            row = parse_json(line)
+            if isinstance(row["step"], bool) or not math.isfinite(row["step"]):
+                raise ValueError("it has no step")
             rows.append(row)
+        except (ValueError, KeyError, TypeError, OverflowError):
+            broken += 1
     return Log(rows, broken)

@@ -33,6 +33,7 @@ from byov._core.errors import BadInput
 from byov._core.files import (
     disk_space_checked,
     leftovers,
+    read_json,
     remove_abandoned,
     write_atomically,
     write_json,
@@ -210,7 +211,7 @@ class Partial:
             write_json(saved, self.settings)
             return
         try:
-            before = json.loads(saved.read_text(encoding="utf-8"))
+            before = read_json(saved)
         except ValueError:
             before = {}
         keys = before.keys() | self.settings.keys()

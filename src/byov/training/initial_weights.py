@@ -8,6 +8,8 @@ EfficientNet-Lite or timm), else by those of the new data.
 from __future__ import annotations
 
 import pickle
+import warnings
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from byov._core import memory
 from byov._core.errors import BadInput
 from byov._core.files import without_prefix
 from byov.backbones import efficientnet_lite, timm
@@ -58,17 +61,23 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise BadInput(f"there are no weights {path}: {GIVE}.")
     try:
         return load_file(str(path)) if path.suffix == ".safetensors" else _read_torch(path)
-    except (SafetensorError, OSError, RuntimeError, EOFError, KeyError, ValueError) as error:
-        reason = (
-            "it is not a torch file" if isinstance(error, KeyError) else (str(error).splitlines() or ["it is empty"])[0]
-        )
-        raise BadInput(f"cannot read weights {path} ({reason}): {GIVE}.") from error
+    except BadInput:
+        raise
+    except Exception as error:  # a damaged file makes torch raise almost anything
+        said = isinstance(error, (SafetensorError, OSError, RuntimeError))
+        reason = (str(error).splitlines() or ["it is empty"])[0] if said else "it is damaged, or not a torch file"
+        raise BadInput(f"cannot read weights {path} ({reason[:200]}): {GIVE}.") from error
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
     """Read a state dict that torch.save wrote. Tensors only: a pickle with code is refused, not run."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())  # compressed, it may be a thousand times this
+        memory.require(size, str(path), "use a smaller file of weights")
     try:
-        loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # of a damaged pickle's protocol
+            loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise BadInput(
             f"cannot read weights {path}: it is damaged, or holds more than tensors, which is not loaded for safety; "

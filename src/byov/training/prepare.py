@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +16,16 @@ from byov._core.errors import BadInput
 from byov._core.files import folder_written_whole, leftovers, remove_abandoned, write_text
 from byov._core.lock import Lock, put
 from byov.backbones import build_encoder
-from byov.config import SUPERVISED, Config, absolute_source, differences, read_config, to_yaml
+from byov.config import SUPERVISED, Config, absolute_source, check_ranges, differences, read_config, to_yaml
 from byov.data.images import ImageSet, Outline
 from byov.data.sources import Source, open_source
 from byov.runs import checkpoints
 from byov.runs.folder import RunFolder
 from byov.runs.split import divide, write_pixels, write_reference
-from byov.training import view_cache
+from byov.training import estimate, view_cache
 from byov.training.distributed.processes import Processes, meet, started
 from byov.training.distributed.sync_batchnorm import share_batch_norms
+from byov.training.estimate import Estimate
 from byov.training.initial_weights import initialiser
 from byov.training.learners import Network, build_learner, encoder_of
 from byov.training.loop import Trainer, classes_of
@@ -58,6 +60,7 @@ def prepare(
     Raises:
         BadInput: If settings, images, weights or the folder do not fit.
     """
+    check_ranges(config)
     resumes = resume or extend is not None
     config = replace(config, data=absolute_source(config.data))
     launch = _launch(config)
@@ -152,13 +155,34 @@ def _resolve(config: Config, source: Source, data: Outline, launch: _Launch, lea
         )
     if config.posterior.prior == "pretrained" and config.init is None:
         raise BadInput("the prior `pretrained` needs weights to be centred on: give them with --init.")
+    if config.device == "cpu":  # most of it is on the GPU otherwise
+        found = estimate.training(config, data.shape, data.images, source.image_size is None, world)
+        advice = "use a smaller batch (--optim.batch-size, or more --optim.accumulate), image size or backbone"
+        replace(found, memory=found.memory * launch.local).check(advice)
     return config
+
+
+def plan(config: Config, least_steps: int = 0, progress: Progress = lambda what, done, total: None) -> Estimate:
+    """Estimate what training takes; nothing is decoded or written."""
+    check_ranges(config)
+    launch, source = _launch(config), open_source(config.data, config.image_size)
+    torch.set_num_threads(config.threads or cores())
+    outline = source.outline("train", progress) or source.load("train", progress).outline
+    config = _resolve(config, source, outline, launch, least_steps)
+    assert config.image_size is not None
+    mapped = source.image_size is not None
+    found = estimate.training(config, outline.shape, outline.images, not mapped, launch.processes.world)
+    seconds = estimate.training_seconds(config, (outline.shape[0], config.image_size, config.image_size))
+    cached = outline.images * math.prod(outline.shape) if mapped else 0
+    return replace(found, disk=found.disk + cached, seconds=seconds / launch.processes.world)
 
 
 def _check_same_images(data: ImageSet, config: Config, out: Path) -> None:
     """Refuse other images than the run began with: their numbers are the keys of order, views and labels."""
     path = RunFolder(out).checkpoint
-    began = checkpoints.state(path)["fingerprint"] if path.is_file() else None  # `_resolve_resumed` reports it
+    if not path.is_file():
+        return  # `_resolve_resumed` reports it
+    began = checkpoints.run_state(checkpoints.state(path), path)["fingerprint"]
     if began is not None and began != data.fingerprint():
         raise BadInput(
             f"the images of {config.data} are not those that {out} began with: put them back, or start a new run from "

@@ -149,9 +149,9 @@ def _view(view: View, side: int, flips: bool, blur: float) -> View:
     )
 
 
-def _check(config: Config, world: int) -> None:
-    """Check ranges that types cannot express."""
-    optim, posterior, model = config.optim, config.posterior, config.model
+def check_method(config: Config) -> None:
+    """Refuse methods, priors and random parameters that do not go together."""
+    posterior = config.posterior
     if config.method in BAYESIAN and posterior.where == "none":
         raise BadInput(f"method {config.method} with posterior.where none has nothing random: use byol or supervised.")
     if config.method not in BAYESIAN and posterior.where != "none":
@@ -160,6 +160,12 @@ def _check(config: Config, world: int) -> None:
         raise BadInput(
             f"the prior {posterior.prior} needs a teacher, which {config.method} does not have: use standard."
         )
+
+
+def _check(config: Config, world: int) -> None:
+    """Check ranges that types cannot express."""
+    optim, posterior, model = config.optim, config.posterior, config.model
+    check_method(config)
     if config.objective.name == "byol_negatives" and (config.method in SUPERVISED or world > 1):
         raise BadInput(
             "objective.name byol_negatives is for byov and byol in a single process: leave it out, or use one of these."

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from byov._core.callbacks import Progress
 from byov._core.errors import BadInput
-from byov._core.files import write_atomically, write_json
+from byov._core.files import free_space, read_json, write_atomically, write_json
 from byov._core.randomness import RandomStream, fold
 from byov._core.threads import in_order
 from byov.backbones import Encoder
@@ -218,7 +218,7 @@ class _About(NamedTuple):
 def _about(folder: Path) -> _About | None:
     """Return what a folder holds; None if it is not a complete cache."""
     try:
-        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        about = read_json(folder / ABOUT)
         description = Description(about["digest"], tuple(about["shape"]), about["channels_last"])
         whole = (folder / FILE).stat().st_size == description.bytes
         return _About(description, about["content"]) if whole else None
@@ -227,8 +227,7 @@ def _about(folder: Path) -> _About | None:
 
 
 def _check_space(folder: Path, needed: int) -> None:
-    place = next(place for place in (folder, *folder.resolve().parents) if place.is_dir())
-    free = shutil.disk_usage(place).free
+    free = free_space(folder)
     if needed > free:
         gib = 2**30
         raise BadInput(

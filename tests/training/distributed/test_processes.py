@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -300,3 +301,30 @@ def test_torchrun_saves_when_interrupted(tmp_path: Path) -> None:
     assert "saved at step" in err, err
     _, state = checkpoints.load(run / "checkpoints" / "last.safetensors")
     assert state["step"] >= 3
+
+
+def test_the_loss_of_a_process_is_said(tmp_path: Path) -> None:
+    """Without torchrun, which would end the other process."""
+    run, port = tmp_path / "run", str(free_port())
+    command = [sys.executable, "-m", "byov", "train", "digits", *TINY.split(), "--optim.batch-size", "16"]
+    command += ["--out", str(run), "--optim.epochs", "100000", "--monitor.log-every", "1", "--threads", "1"]
+    env = os.environ | {"LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    first, second = (
+        subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env | {"RANK": r, "LOCAL_RANK": r})
+        for r in ("0", "1")
+    )
+    for _ in range(600):
+        lines = run / "metrics.jsonl"
+        if (lines.exists() and lines.read_text().count("\n") > 3) or first.poll() is not None:
+            break
+        time.sleep(0.1)
+    second.kill()
+    _, err = first.communicate(timeout=120)
+    assert first.returncode == 1 and "Traceback" not in err, err
+    assert err.splitlines()[-1].startswith("byov: another process of this run has ended, so this one stops")
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

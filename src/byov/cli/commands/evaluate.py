@@ -11,7 +11,7 @@ from tyro.conf import Positional, arg
 
 from byov._core.callbacks import Say
 from byov._core.errors import BadInput
-from byov._core.files import disk_space_checked
+from byov._core.files import disk_space_checked, read_json
 from byov.cli import process, tables
 from byov.cli.parsing import parse
 from byov.config import absolute_source
@@ -54,6 +54,8 @@ class Options:
     """Also fine-tune all weights on the labels for a few epochs; the run itself is not changed."""
     teacher: bool = False
     """Evaluate the teacher's encoder instead of the student's."""
+    dry_run: bool = False
+    """Only estimate memory, disk and time: nothing is written."""
     threads: int | None = None
     """CPU threads. Unset: one per core, or each process's share of the cores."""
     device: str = "auto"
@@ -66,6 +68,7 @@ def run(arguments: list[str]) -> int:
     from byov.data import fetch
     from byov.evaluation.evaluate import evaluate, results_path
     from byov.evaluation.unlabelled import evaluate_unlabelled, has_labels
+    from byov.inference.estimate import estimate_use
     from byov.inference.run import load
     from byov.training.distributed.processes import joined, started
     from byov.training.loop import Interrupted
@@ -79,6 +82,11 @@ def run(arguments: list[str]) -> int:
             raise BadInput(f"{name} needs at least one {takes} after it.")
     if process.rank() == 0:
         fetch.check(options.ood)
+    if options.dry_run:
+        # The run's encoder, the untrained one, the draws on the test images, and 15 shifts at 5 severities of these.
+        passes = 2 + (options.draws + 75 * options.shifts) * 0.2 + 15 * options.finetune
+        print(estimate_use(options.run, options.data, passes))
+        return process.DONE
     with disk_space_checked(RunFolder(options.run).results), StageProgress(process.console()) as progress:
         try:
             with joined(resolve_device(options.device), options.threads) as (processes, device):
@@ -139,7 +147,11 @@ def _mention_previous(path: Path, results: dict[str, Any], say: Say) -> None:
     saved = previous_path(path)
     if not saved.is_file():
         return
-    if missing := lost(json.loads(saved.read_text(encoding="utf-8")), results):
+    try:
+        before = read_json(saved)
+    except ValueError:  # nothing in it can be used
+        before = {}
+    if missing := lost(before, results):
         say(f"results of an earlier evaluation that this one does not have ({', '.join(sorted(missing))}): {saved}.")
     else:
         saved.unlink()

@@ -27,6 +27,8 @@ class Options:
     """Include the log-variances (safetensors only)."""
     teacher: bool = False
     """The teacher's encoder instead of the student's."""
+    dry_run: bool = False
+    """Only estimate memory, disk and time: nothing is written."""
     with_uncertainty: bool = False
     """Include oddness, uncertainty and their percentiles, as computed by `byov score --fast` (onnx only)."""
 
@@ -36,8 +38,12 @@ def run(arguments: list[str]) -> int:
     if process.rank() > 0:
         return process.DONE  # one process is enough
     from byov.export import export
+    from byov.inference.estimate import estimate_export
     from byov.inference.run import load
 
+    if options.dry_run:
+        print(estimate_export(options.run, options.posterior))
+        return process.DONE
     opened = load(options.run)
     with disk_space_checked(options.out or options.run):
         path = export(

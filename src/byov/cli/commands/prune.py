@@ -40,6 +40,8 @@ class Options:
     """Source to measure on. Unset: the source the run was trained on; without labels, features are compared."""
     curve: tuple[float, ...] = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
     """Further sparsities to measure, without training."""
+    dry_run: bool = False
+    """Only estimate memory, disk and time: nothing is written."""
     seed: int = 0
     """Seed of the random order."""
     threads: int | None = None
@@ -53,6 +55,7 @@ def run(arguments: list[str]) -> int:
     if process.rank() > 0:
         return process.DONE  # one process is enough
     from byov.cli.progress import StageProgress, StepProgress
+    from byov.inference.estimate import estimate_use
     from byov.inference.run import load
     from byov.pruning.criteria import Pruning
     from byov.pruning.prune import prune
@@ -71,6 +74,11 @@ def run(arguments: list[str]) -> int:
         options.epochs,
         options.seed,
     )
+    if options.dry_run:
+        # Each point of the curve on all images, and rounds of training.
+        passes = 2 + 2 * len(options.curve) + 8 * options.rounds * options.epochs
+        print(estimate_use(options.run, options.data, passes))
+        return process.DONE
     console, picture = process.console(), RunFolder(options.out).figures / "pruning.png"
 
     def train(trainer: Trainer) -> None:

@@ -44,6 +44,8 @@ class Options:
     """Write the embeddings into the Parquet file."""
     page: bool = True
     """Also write FILE.html: the oddest and the most usual images, and near-duplicates."""
+    dry_run: bool = False
+    """Only estimate memory, disk and time: nothing is written."""
     threads: int | None = None
     """CPU threads. Unset: one per core."""
     device: str = "auto"
@@ -61,6 +63,7 @@ def run(arguments: list[str]) -> int:
     from byov.cli.progress import SPEED, StageProgress, with_speed
     from byov.data.sources import open_stream
     from byov.evaluation.encoder_check import unfinished
+    from byov.inference.estimate import estimate_use
     from byov.inference.run import load
     from byov.report.gallery import write_gallery
     from byov.scoring.ensemble import EnsembleScorer
@@ -72,6 +75,9 @@ def run(arguments: list[str]) -> int:
     process.use_threads(options.threads)
     check_place(options.out, options.page)
     _check_folder(options.images)
+    if options.dry_run:
+        print(estimate_use(options.run, options.images, 1 if options.fast else 1 + options.draws))
+        return process.DONE
     opened, *others = (load(folder, resolve_device(options.device)) for folder in (options.run, *options.ensemble))
     with StageProgress(process.console(), SPEED) as stages:
         progress, say = with_speed(stages), stages.say

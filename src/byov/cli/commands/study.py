@@ -35,13 +35,15 @@ class Options:
     """Runs trained at the same time, each on its share of the cores. Unset: one per core, up to 4; one on a GPU."""
     launch: Annotated[str | None, arg(metavar="COMMAND")] = None
     """Command that starts a run, such as 'torchrun --nproc-per-node 8 -m byov' or 'srun python -m byov'."""
+    dry_run: bool = False
+    """Only estimate memory, disk and time: nothing is written."""
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("studies")
     """Folder for runs and results."""
 
 
 def run(arguments: list[str]) -> int:
     options = parse(Options, "study", arguments)
-    from byov.studies.framework.lab import Lab, make, make_all
+    from byov.studies.framework.lab import Lab, estimate_study, make, make_all
 
     say = partial(print, file=sys.stderr)
     try:
@@ -51,6 +53,9 @@ def run(arguments: list[str]) -> int:
             f"--launch {options.launch!r} is not a valid command ({str(error).lower()}): fix the quoting."
         ) from error
     lab = Lab(options.out, options.scale, options.seeds, options.data, options.jobs, launch, say)
+    if options.dry_run:
+        print(estimate_study(lab))
+        return process.DONE
     with disk_space_checked(options.out):
         if options.name != "all":
             print(f"written: {make(options.name, lab)}")

@@ -24,7 +24,20 @@ if TYPE_CHECKING:
 
 FAR_OFF = 0.1  # gap between the requested overlap and the one reached that is worth a warning
 SHOWN = (  # in --help; --help-all shows the rest too
-    *("recipe", "out", "resume", "extend", "data", "method", "init", "image_size", "images", "calibration", "seed"),
+    *(
+        "recipe",
+        "out",
+        "resume",
+        "extend",
+        "dry_run",
+        "data",
+        "method",
+        "init",
+        "image_size",
+        "images",
+        "calibration",
+        "seed",
+    ),
     *("threads", "device", "precision", "model.backbone", "posterior.temperature", "posterior.overlap"),
     *("optim.epochs", "optim.batch_size", "optim.lr"),
 )
@@ -47,6 +60,8 @@ class Options:
     """Train the finished run in --out for this many more epochs."""
     view_caches: Annotated[Path | None, arg(metavar="FOLDER")] = None
     """Folder of cached views (--views.cached) that runs share. Unset: in the run's folder, until it finishes."""
+    dry_run: bool = False
+    """Only estimate memory, disk and time: nothing is written."""
     config: Annotated[Config, arg(name="")] = field(default_factory=Config)
 
 
@@ -63,10 +78,13 @@ def run(arguments: list[str]) -> int:
     from byov._compiled.fused import first_time
     from byov.cli.progress import StageProgress, StepProgress
     from byov.training.loop import Interrupted
-    from byov.training.prepare import prepare
+    from byov.training.prepare import plan, prepare
     from byov.training.preview import describe, estimate_seconds, too_short
 
     new = not options.resume and options.extend is None
+    if options.dry_run:
+        print(plan(options.config, start.least_steps if new else 0))
+        return process.DONE
     console = process.console()
     with disk_space_checked(options.out):
         with StageProgress(console) as stages:

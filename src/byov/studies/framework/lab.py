@@ -29,7 +29,7 @@ import byov.studies.beyond
 import byov.studies.paper
 from byov._core.callbacks import Say
 from byov._core.errors import BadInput, TrainingFailed
-from byov._core.files import write_atomically, write_json, write_text
+from byov._core.files import read_json, write_atomically, write_json, write_text
 from byov._core.lock import Lock
 from byov.config import BAYESIAN, NOT_IDENTITY, Config, flatten, merge, read_recipe, to_dict, to_yaml
 from byov.data import fetch
@@ -42,6 +42,7 @@ from byov.studies.framework.claims import Row, Rows
 from byov.studies.framework.replicates import REPLICATES
 from byov.studies.framework.workers import Task, cores_each, run_in_parallel
 from byov.studies.measurements.learned import METHODS, SETTINGS, compare_with_rivals
+from byov.training.prepare import plan
 from byov.training.resolve import cores
 
 
@@ -246,10 +247,12 @@ class Lab:
         `settings` hold everything but the run that decides the numbers; with other settings they are measured again.
         """
         path = RunFolder(self.path(config)).results / f"{what}.json"
-        if path.is_file():
-            cached: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            if cached["settings"] == json.loads(json.dumps(settings)):
-                return cached
+        try:
+            cached = read_json(path)
+        except (OSError, ValueError):  # missing or damaged
+            cached = {}
+        if cached.get("settings") == json.loads(json.dumps(settings)):
+            return cached
         found = strict({**measure(self.run(config)), "settings": settings})
         write_json(path, found)
         return found
@@ -335,6 +338,12 @@ def make_all(lab: Lab) -> Iterator[tuple[str, str | None]]:
     tasks = [Task(lab.command(name), lab.place(name) / "log") for name in order]
     for index, worker in run_in_parallel(tasks, lab.jobs):
         yield order[index], worker.last_line if worker.code else None
+
+
+def estimate_study(lab: Lab) -> str:
+    """Estimate what a run of the scale's recipe takes; a study trains one per arm and seed, `jobs` at a time."""
+    found = plan(lab.config("byov"))
+    return f"per run (a study trains one per arm and seed, {lab.jobs} at a time): {found}"
 
 
 def make(name: str, lab: Lab) -> Path:

@@ -6,7 +6,6 @@ Verdicts of an earlier ledger may be shown next to them.
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 import shutil
@@ -18,7 +17,7 @@ from typing import Any
 
 from byov import __version__
 from byov._core.errors import BadInput
-from byov._core.files import write_atomically, write_json, write_text
+from byov._core.files import read_json, write_atomically, write_json, write_text
 from byov.evaluation.probe import plain_name
 from byov.studies.framework.checklist import BEYOND, NOT_JUDGED, SECTIONS, NotJudged, sections
 from byov.studies.framework.claims import WORDS, Claim, Effect, Rows, Verdict, verdict
@@ -98,7 +97,7 @@ def made_studies(folder: Path) -> list[Made]:
 
 def _read(path: Path, name: str) -> Made:
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
+        saved = read_json(path)
         settings, rows, learned = saved["settings"], saved["rows"], saved.get("learned", [])
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{path} is not a file of `byov study` ({error}): make it again.") from error
@@ -135,7 +134,7 @@ def _judged(claim: Claim, made: Made, before: Before) -> Judged:
 def read_before(path: Path) -> dict[tuple[str, str, str], str]:
     """Read the words of an earlier ledger from the JSON that was written next to its page."""
     try:
-        claims = json.loads(path.read_text(encoding="utf-8"))["claims"]
+        claims = read_json(path)["claims"]
         return {(c["study"], c["says"], scale): s["word"] for c in claims for scale, s in c["scales"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path} is not the JSON of an earlier `byov ledger` ({error}): check --before.") from error

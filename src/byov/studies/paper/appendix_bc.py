@@ -7,7 +7,6 @@ if there is one): it is reported, not judged.
 
 from __future__ import annotations
 
-import json
 import math
 from functools import partial
 from statistics import mean
@@ -16,6 +15,8 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from byov._core.errors import BadInput
+from byov._core.files import read_json
 from byov.config import Config
 from byov.report.plots.seed_plots import STYLE, dots
 from byov.runs.folder import RunFolder
@@ -94,8 +95,11 @@ def results(lab: Lab) -> Rows:
 
 
 def _memory(lab: Lab, config: Config) -> float:
-    summary = json.loads(RunFolder(lab.path(config)).summary.read_text(encoding="utf-8"))
-    return float(summary["peak_memory_mib"])
+    path = RunFolder(lab.path(config)).summary
+    try:
+        return float(read_json(path)["peak_memory_mib"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{path} is damaged ({error}): delete its run, and it is trained again.") from error
 
 
 # The paper prints a number for annealing only, about a point of top-1; the other choices are judged by the same.
