@@ -163,7 +163,7 @@ def test_arrays_and_tensors_of_every_shape_give_the_same_features(run: byov.Run)
     grey = noise((3, 8, 8, 1))
     tensor = torch.from_numpy(grey).permute(0, 3, 1, 2)
     expected = run.features(tensor)
-    assert expected.shape == (3, 16)
+    assert expected.shape == (3, 64)
     for same in (grey, tensor / 255, grey / 255, list(grey), [grey[0, :, :, 0], tensor[1], grey[2] / np.float32(255)]):
         torch.testing.assert_close(run.features(same), expected, rtol=1e-4, atol=1e-5)
     for one in (grey[0], grey[0, :, :, 0], tensor[0], tensor[:1], grey[0].astype(np.float64) / 255):
@@ -255,9 +255,9 @@ def test_floats_may_round_beyond_the_range(run: byov.Run) -> None:
 def test_no_images_give_no_rows(run: byov.Run) -> None:
     nothing = torch.empty((0, 1, 8, 8), dtype=torch.uint8)
     for empty in (nothing, nothing.numpy().reshape(0, 8, 8, 1), torch.empty(0, 3, 50, 40)):
-        assert run.features(empty).shape == (0, 16)
+        assert run.features(empty).shape == (0, 64)
         scores = run.score(empty)
-        assert scores.oddness.shape == scores.uncertainty.shape == (0,) and scores.embedding.shape == (0, 16)
+        assert scores.oddness.shape == scores.uncertainty.shape == (0,) and scores.embedding.shape == (0, 64)
         assert scores.oddness_percentile is not None and scores.oddness_percentile.shape == (0,)
 
 

@@ -53,7 +53,7 @@ class Run(inference.Run):
     Example:
         >>> run = byov.load("runs/mine")
         >>> run.features(np.zeros((2, 32, 32, 3), dtype=np.uint8)).shape
-        torch.Size([2, 16])
+        torch.Size([2, 64])
     """
 
     _scorers: dict[tuple[int, bool, tuple[Path, ...]], Scorer] = field(default_factory=dict, repr=False, compare=False)
@@ -73,7 +73,7 @@ class Run(inference.Run):
         Example:
             >>> run = byov.load("runs/mine")
             >>> run.features("digits@test").shape
-            torch.Size([355, 16])
+            torch.Size([355, 64])
         """
         return torch.cat([self._features(part.images) for part in converted(self, images)])
 

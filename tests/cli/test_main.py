@@ -146,7 +146,7 @@ def test_help_shows_what_people_use_and_help_all_the_rest(capsys: pytest.Capture
         return printed, re.findall(r"^[ │] {0,2}(?:-h, )?(--\w[\w.-]+|\[RECIPE\])", printed, re.MULTILINE)
 
     text, flags = shown("--help")
-    assert len(flags) == 22 and flags[-1] == "--optim.lr" and "(default: 45)" in text  # the recipe digits has 45 epochs
+    assert len(flags) == 22 and flags[-1] == "--optim.lr" and "(default: 60)" in text  # the recipe digits has 60 epochs
     assert "--help-all" in text and "recipe digits" in " ".join(text.split())
     _, all_flags = shown("--help-all")
     assert set(flags) < set(all_flags) and len(all_flags) > 70 and "--views.second.solarise" in all_flags

@@ -180,6 +180,12 @@ def test_weights_that_set_the_backbone_choose_recipe_and_method(init: str | None
     assert [choose_recipe(side, init) for side in (8, 32)] == small
 
 
+@pytest.mark.parametrize("side", [8, 10, 12, 16, 28, 64])
+def test_a_recipe_is_chosen_whose_patches_divide_the_image(side: int) -> None:
+    patch = resolve(read_recipe(choose_recipe(side, None)), (1, side, side), 100, flips=False).model.patch
+    assert patch and side % patch == 0
+
+
 def test_the_recipe_from_pretrained_weights() -> None:
     config = resolve(read_recipe("adapt-photos", "posthoc"), (3, 140, 140), 50, flips=True)
     assert (config.image_size, config.init, config.method) == (128, "lite0", "posthoc")

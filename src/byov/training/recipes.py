@@ -63,7 +63,7 @@ def choose_recipe(side: int | None, init: str | None) -> str:
         return "adapt-photos" if side is None else "adapt-small"
     if side is None:
         return "folder-64"
-    return "digits" if side <= 16 else "small-images"
+    return "digits" if side <= 16 and side % 4 == 0 else "small-images"  # its patches have 4 pixels
 
 
 def automatic_method(init: str | None) -> Method:
