@@ -102,7 +102,7 @@ class Posterior:
     """Weight of the KL at the end."""
     temperature: float | None = None
     """Factor on the KL; below 1 is a cold posterior (at 1, small datasets learn little: docs/concepts/sigma.md).
-    By default 0.01 x images / random weights with optim.variances newton, else 0.01."""
+    By default 0.003 x images / random weights with optim.variances newton, else 0.01."""
     overlap: float = 0.6
     """posthoc: fraction of an image's nearest reference images that two draws share (Jaccard index); sets sigma."""
     scales: Literal["std", "rms", "tensors"] = "std"

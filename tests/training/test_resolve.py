@@ -24,7 +24,7 @@ def test_nothing_is_left_open_but_what_none_means() -> None:
 def test_the_temperature_follows_images_and_weights() -> None:
     newton = resolve(Config(optim=Optim(variances="newton")), GREY, 100, flips=True)
     assert newton.images == 95 and newton.posterior.temperature is None  # until the network is known
-    assert with_temperature(newton, 1000).posterior.temperature == pytest.approx(0.01 * 95 / 1000)
+    assert with_temperature(newton, 1000).posterior.temperature == pytest.approx(0.003 * 95 / 1000)
     given = replace(newton, posterior=replace(newton.posterior, temperature=0.5))
     assert with_temperature(given, 1000) == given
     assert resolve(Config(), GREY, 100, flips=True).posterior.temperature == 0.01

@@ -20,7 +20,8 @@ T = TypeVar("T")
 BLUR_FROM = 64  # pixels: at 32 a blurred image shows nothing
 LEAST_STEPS = 1500  # of a run whose length byov chooses: the maps of docs/concepts/sigma.md have 1,560
 MOST_EPOCHS = 500  # that are chosen for it: a hundred images are learned by heart before
-TEMPERATURE = 0.01  # of the paper's Bayes by Backprop; with Newton's variances per image and random weight
+TEMPERATURE = 0.01  # with Adam
+TEMPERATURE_NEWTON = 0.003  # per image and random weight: docs/concepts/sigma.md
 SELF_SUPERVISED = ("byov", "byol")
 WEIGHT_DECAY = {"adamw": 0.05, "lars": 1e-6}  # if nothing is random
 
@@ -133,11 +134,11 @@ def _optim(config: Config, images: int, world: int, least_steps: int) -> Optim:
 def with_temperature(config: Config, random_weights: int) -> Config:
     """Fill in the temperature of a run with Newton's variances: the network must be known for it.
 
-    The KL is then a few nats per random weight, so temperature x KL / N is a few hundredths, far below the loss.
+    The KL is then a few nats per random weight, so temperature x KL / N is about a hundredth, far below the loss.
     """
     if config.posterior.temperature is not None:
         return config
-    temperature = TEMPERATURE * (config.images or 1) / max(1, random_weights)
+    temperature = TEMPERATURE_NEWTON * (config.images or 1) / max(1, random_weights)
     return replace(config, posterior=replace(config.posterior, temperature=temperature))
 
 
