@@ -4,7 +4,7 @@
 
 A case damages a valid file: bytes are changed, cut, repeated or inserted, numbers become extreme, and JSON headers get
 other values. The reader must return something or refuse it with the exception that becomes one sentence. Everything
-else is lost: another exception, more than SECONDS of processor time, more than 2 GiB of memory for the process. Case i of a
+else is lost: another exception, more than SECONDS of processor time, more than 2 GiB of memory. Case i of a
 campaign depends on (seed, campaign, i) alone, so a lost one can be repeated: --only images --first 17 --cases 1.
 """
 
