@@ -12,12 +12,14 @@ SEED ?= 0
 BENCH_VENV ?= .venv-bench
 BENCH_FLAGS ?=# make bench BENCH_FLAGS="--only views memory"; on a machine that others use too: "--busy"
 
+CHAOS_FLAGS ?=# make chaos-stops CHAOS_FLAGS="--campaign kills --minutes 10"
+
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # One thread per process: with one process per core, more threads only wait for each other.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test chaos lint docs bench bench-quick bench-accuracy profile picture
+.PHONY: help demo test chaos lint docs bench bench-quick bench-accuracy profile chaos-stops picture
 .DEFAULT_GOAL := help
 
 help:
@@ -30,6 +32,7 @@ help:
 	@echo "make bench-quick     four parts of it with few rounds, in runs/bench-quick (3 minutes)"
 	@echo "make bench-accuracy  probe accuracy after 10 minutes of training, three seeds (1.5 hours; resumes if repeated)"
 	@echo "make profile  show where the time of a BYOV step goes, and its lower bound (a minute)"
+	@echo "make chaos-stops  stop every long command in every way, and check that nothing is lost (an hour)"
 	@echo "make picture  take a screenshot of the demo's page: docs/report.png (needs chromium)"
 
 demo: $(VENV)/.stamp-demo
@@ -74,6 +77,9 @@ bench-accuracy: $(BENCH_VENV)/.stamp
 
 profile: $(VENV)/.stamp-demo
 	@KINETO_LOG_LEVEL=99 $(BIN)/python -W ignore benchmarks/profiled.py
+
+chaos-stops: $(VENV)/.stamp-test
+	$(ONE_THREAD) $(BIN)/python -W ignore benchmarks/chaos.py $(CHAOS_FLAGS)
 
 picture:
 	@test -e $(DEMO)/report.html || { echo "run make demo first"; exit 2; }

@@ -28,11 +28,12 @@ def test_an_epoch_visits_every_image_once_and_in_another_order_than_the_next(tmp
 def test_processes_share_a_batch_without_overlap(tmp_path) -> None:
     trainer = tiny.trainer(tmp_path, tiny.config())
     whole = trainer.batches(1)[0].ids.tolist()
-    parts = []
-    for rank in range(2):
-        trainer.processes = Processes(rank, 2)
-        parts += trainer.batches(1)[0].ids.tolist()
-    assert sorted(parts) == sorted(whole)
+    for world in (2, 4):
+        parts = []
+        for rank in range(world):
+            trainer.processes = Processes(rank, world)
+            parts.append(trainer.batches(1)[0].ids.tolist())
+        assert [ids for together in zip(*parts, strict=True) for ids in together] == whole  # in the same order
 
 
 @pytest.mark.parametrize("method", ["byov", "byol", "supervised", "supervised-bbb"])

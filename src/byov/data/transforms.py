@@ -118,13 +118,19 @@ def blur_(images: Tensor, sigma: Tensor, chosen: Tensor) -> Tensor:
     """Blur the chosen images (bool (B,)), each by its own sigma (B,); clamped, since rounding may exceed 1."""
     rows = chosen.nonzero()[:, 0]
     if len(rows) == len(images):
-        torch.clamp(gaussian_blur(images, sigma), 0, 1, out=images)
+        torch.clamp(gaussian_blur(images, sent(sigma, images)), 0, 1, out=images)
     elif len(rows):
-        images.index_copy_(0, rows, gaussian_blur(images.index_select(0, rows), sigma[rows]).clamp_(0, 1))
+        there, sigma = sent(rows, images), sent(sigma[rows], images)
+        images.index_copy_(0, there, gaussian_blur(images.index_select(0, there), sigma).clamp_(0, 1))
     return images
 
 
 # --------------------------------------------------------------------------------------------------------------- colour
+
+
+def sent(parameters: Tensor, images: Tensor) -> Tensor:
+    """Copy parameters to the device of the images, without waiting for it."""
+    return parameters.to(images.device, non_blocking=True)
 
 
 def luma(images: Tensor) -> Tensor:
@@ -154,12 +160,14 @@ def jitter_(images: Tensor, order: Tensor, factors: Tensor) -> Tensor:
     rows = rows[: ends[3]]
     if not len(rows):
         return images
-    kinds, changed, factors = blends[rows], images.index_select(0, rows), factors[rows]
-    strengths = factors.gather(1, kinds)
+    kinds, factors = blends[rows], factors[rows]
+    hues = bool(factors[:, HUE].any())
+    strengths, kinds, factors, rows = (sent(t, images) for t in (factors.gather(1, kinds), kinds, factors, rows))
+    changed = images.index_select(0, rows)
     if not grey:
         for slot in range(3):
             blend_(changed[ends[slot] :], kinds[ends[slot] :, slot], strengths[ends[slot] :, slot])
-        if bool(factors[:, HUE].any()):
+        if hues:
             changed = shift_hue(changed, factors[:, HUE])
     for slot in range(blends.shape[1]):
         blend_(changed[: ends[slot]], kinds[: ends[slot], slot], strengths[: ends[slot], slot])
@@ -195,7 +203,7 @@ def shift_hue(images: Tensor, shift: Tensor) -> Tensor:
     sixths = (red - green).add_(chroma, alpha=4)
     sixths.lerp_((blue - red).add_(chroma, alpha=2), is_green).lerp_(green - blue, is_red)
     hue = sixths.div_(chroma.clamp(min=1e-12).mul_(6)).add_(shift[:, None, None])
-    complements = torch.tensor([1 / 2, 5 / 6, 1 / 6], device=images.device)  # cyan, magenta, yellow
+    complements = (torch.arange(3, 8, 2, device=images.device) % 6) / 6  # 3/6 cyan, 5/6 magenta, 1/6 yellow
     distance = hue[:, None] - complements[:, None, None]
     distance.sub_(distance.round()).abs_()
     share = torch.rsub(distance, 2, alpha=6).clamp_(0, 1)
@@ -206,6 +214,7 @@ def grey_(images: Tensor, chosen: Tensor) -> Tensor:
     """Convert the chosen images (bool (B,)) to grey."""
     rows = chosen.nonzero()[:, 0]
     if len(rows) and images.shape[1] > 1:
+        rows = sent(rows, images)
         images.index_copy_(0, rows, luma(images.index_select(0, rows)).expand(-1, images.shape[1], -1, -1))
     return images
 
@@ -214,6 +223,7 @@ def solarise_(images: Tensor, chosen: Tensor) -> Tensor:
     """Invert the values from 1/2 on in the chosen images (bool (B,))."""
     rows = chosen.nonzero()[:, 0]
     if len(rows):
+        rows = sent(rows, images)
         part = images.index_select(0, rows)
         images.index_copy_(0, rows, torch.minimum(part, 1 - part))  # in [0, 1], the same as a condition x >= 1/2
     return images

@@ -22,7 +22,7 @@ from byov._core.errors import BadInput
 from byov._core.randomness import folds, hashed_uniforms
 from byov._core.threads import for_each
 from byov.config import View, Views
-from byov.data.transforms import NEUTRAL, Boxes, blur_, grey_, jitter_, resized_crop, solarise_
+from byov.data.transforms import NEUTRAL, Boxes, blur_, grey_, jitter_, resized_crop, sent, solarise_
 
 TRIES = 10  # of a crop, before the fallback: torchvision's RandomResizedCrop
 BYOL_SIDE = 224  # pixels, of the views that BYOL's range of blurs is for
@@ -93,7 +93,7 @@ def two_views(images: Tensor, ids: Tensor, config: Views, size: int, seed: int, 
     keys = (seed, epoch, 0), (seed, epoch, 1)
     height, width = images.shape[2:]
     configs = with_blur_sigma(config.first, size), with_blur_sigma(config.second, size)
-    parameters = draw_parameters(ids.to(images.device), configs, height, width, keys)
+    parameters = draw_parameters(ids.cpu(), configs, height, width, keys)
     both = apply(images, parameters, size)
     return both[: len(images)], both[len(images) :]
 
@@ -103,7 +103,7 @@ def view(images: Tensor, ids: Tensor, config: View, size: int, *key: int) -> Ten
     _check(images, ids)
     height, width = images.shape[2:]
     configs = (with_blur_sigma(config, size),)
-    return apply(images, draw_parameters(ids.to(images.device), configs, height, width, (key,)), size)
+    return apply(images, draw_parameters(ids.cpu(), configs, height, width, (key,)), size)
 
 
 def with_blur_sigma(config: View, size: int) -> View:
@@ -233,9 +233,13 @@ def fill_by_loops(out: Tensor, images: Tensor, parameters: Parameters) -> None:
 
 
 def fill_by_tensors(out: Tensor, images: Tensor, parameters: Parameters) -> None:
-    """Fill all views at once with tensor operations."""
+    """Fill all views at once with tensor operations.
+
+    The parameters stay on the CPU, where a question such as "how many?" does not make a GPU wait.
+    """
     source = torch.arange(len(out), device=images.device) % max(1, len(images))
-    resized_crop(images.index_select(0, source), parameters.boxes, parameters.flip, out)
+    boxes = Boxes(*(sent(part, images) for part in parameters.boxes))
+    resized_crop(images.index_select(0, source), boxes, sent(parameters.flip, images), out)
     jitter_(out, parameters.order, parameters.factors)
     grey_(out, parameters.grey)
     blur_(out, parameters.sigma, parameters.blur)

@@ -47,7 +47,7 @@ class Balance:
 
     def __init__(self, posterior: Posterior, prior: Gaussian, effective: float) -> None:
         self.posterior, self.prior, self.effective = posterior, prior, effective
-        self.pulls = torch.zeros(len(posterior.segments), dtype=torch.float64)
+        self.pulls = torch.zeros(len(posterior.segments), dtype=torch.float64, device=posterior.means.device)
         self.totals = torch.zeros(2, dtype=torch.float64)  # steps, and the sum of the losses without the KL
 
     def add(self, pulls: Tensor, nll: float) -> None:

@@ -225,7 +225,7 @@ def _precise(values: Tensor) -> Tensor:
 
 class Batch(NamedTuple):
     images: Tensor | None  # uint8 (B, C, H, W); None if `activations` replace them
-    ids: Tensor  # their indices in the training set: the key of their views
+    ids: Tensor  # their indices in the training set, on the CPU: the key of their views
     labels: Tensor | None
     epoch: int
     activations: tuple[Tensor, Tensor] | None = None  # of the two views, after the frozen trunk (view_cache.py)
@@ -274,7 +274,9 @@ class SelfSupervised:
                 with self.posterior.sampled(generator(*key, i)):
                     outputs.append(self.posterior(v, after_trunk))
         else:
-            with self.posterior.sampled(generator(*key), flipout=signs_of(batch, self.config, key)):
+            with self.posterior.sampled(
+                generator(*key), flipout=signs_of(batch, self.config, key, self.posterior.means.device)
+            ):
                 outputs = [self.posterior(v, after_trunk) for v in views]
         nll = self._objective(outputs[0].prediction, outputs[1].prediction, targets[0], targets[1])
         return Loss(nll, outputs[0].features.detach(), outputs[0].projection.detach())
@@ -318,7 +320,9 @@ class Supervised:
     def loss(self, batch: Batch, key: tuple[int, ...]) -> Loss:
         assert batch.labels is not None
         seen, after_trunk = self._view(batch)
-        with self.posterior.sampled(generator(*key), flipout=signs_of(batch, self.config, key)):
+        with self.posterior.sampled(
+            generator(*key), flipout=signs_of(batch, self.config, key, self.posterior.means.device)
+        ):
             features, logits = self.posterior(seen, after_trunk)
         return Loss(cross_entropy(logits, batch.labels), features.detach(), None)
 
@@ -350,11 +354,11 @@ class PostHoc:
         raise BadInput("a posthoc run has no loss to train on: use --method byov.")
 
 
-def signs_of(batch: Batch, config: Config, key: tuple[int, ...]) -> torch.Generator | bool:
+def signs_of(batch: Batch, config: Config, key: tuple[int, ...], device: torch.device) -> torch.Generator | bool:
     """Return the generator of flipout's signs, or False. Micro-batches and processes may share a draw, never signs."""
     if config.posterior.draw != "flipout":
         return False
-    return generator(RandomStream.SIGNS, *key, int(batch.ids[0]), device=batch.ids.device)
+    return generator(RandomStream.SIGNS, *key, int(batch.ids[0]), device=device)
 
 
 def build_prior(config: Config, posterior: Posterior, teacher: Teacher | None) -> Prior | None:

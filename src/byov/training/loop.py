@@ -149,9 +149,9 @@ class Trainer:
     def _batch(self, ids: Tensor, epoch: int) -> Batch:
         labels = None if self.labels is None else self.labels[ids].to(self.device)
         if self.view_cache is None:
-            return Batch(self.pixels(ids), ids.to(self.device), labels, epoch)
+            return Batch(self.pixels(ids), ids, labels, epoch)
         first, second = (views.to(self.device) for views in self.view_cache.pair(ids, epoch))
-        return Batch(None, ids.to(self.device), labels, epoch, (first, second))
+        return Batch(None, ids, labels, epoch, (first, second))
 
     def pixels(self, ids: Tensor) -> Tensor:
         """Return training images, uint8 (B, C, H, W), as the source stores them."""

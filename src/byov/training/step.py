@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -70,13 +71,13 @@ def training_step(
     pulls = pulls_of(posterior)
     if variances is not None:
         variances.observe()
-    kl: float | None = None
-    if learner.prior is not None:
-        scale = beta * (config.posterior.temperature or 0.0) / (config.images or 1)
-        kl = float(add_kl(posterior, learner.prior, scale))
-    grad_norm = clip_gradients(posterior, config.optim.clip)
-    total_loss = float(nll) + (scale * kl if kl is not None else 0.0)
-    if not torch.isfinite(torch.tensor([total_loss, grad_norm])).all():
+    scale = beta * (config.posterior.temperature or 0.0) / (config.images or 1)
+    measured = [nll] if learner.prior is None else [nll, add_kl(posterior, learner.prior, scale)]
+    measured.append(clip_gradients(posterior, config.optim.clip))
+    nll_value, *kl_value, grad_norm = torch.stack([value.double() for value in measured]).cpu().tolist()
+    kl = kl_value[0] if kl_value else None
+    total_loss = nll_value + scale * (kl or 0.0)
+    if not (math.isfinite(total_loss) and math.isfinite(grad_norm)):
         return None
 
     with encoder_slowed(posterior, config.optim.encoder_lr):
@@ -90,4 +91,4 @@ def training_step(
     if learner.teacher is not None:
         tau = schedules.tau(progress, config.optim.tau)
         learner.teacher.update(posterior, tau)
-    return StepReport(total_loss, float(nll), kl, beta, tau, lr, log_variance_lr, grad_norm, pulls, loss)
+    return StepReport(total_loss, nll_value, kl, beta, tau, lr, log_variance_lr, grad_norm, pulls, loss)

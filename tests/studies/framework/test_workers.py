@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from byov._core.owner import _start_time
 from byov.studies.framework import workers
 from byov.studies.framework.workers import Task, run_in_parallel
 
@@ -79,3 +82,27 @@ def test_a_signal_and_an_earlier_log_are_not_mistaken_for_its_last_line(tmp_path
     assert worker.code == -9 and worker.last_line == "it was ended by signal 9"
     (_, worker), *_ = run_in_parallel([Task([sys.executable, "-c", ""], tmp_path / "log")], 1)
     assert worker.last_line == "it printed nothing"
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from byov.studies.framework.workers import Task, Worker
+child = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(60)"
+Worker(Task([sys.executable, "-c", child], Path("log")), 1).process.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_a_worker_ends_if_its_parent_is_killed(tmp_path: Path) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], cwd=tmp_path)
+    while not (tmp_path / "pid").is_file() or not (tmp_path / "pid").read_text():
+        assert parent.poll() is None
+        time.sleep(0.01)
+    parent.kill()
+    parent.wait()
+    pid = int((tmp_path / "pid").read_text())
+    end = time.monotonic() + 30
+    while _start_time(pid) is not None:
+        assert time.monotonic() < end, "it still works"
+        time.sleep(0.01)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,6 +27,16 @@ class Task(NamedTuple):
     log: Path
 
 
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_c_library = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def _end_with_parent() -> None:
+    """Have the system end this process as Ctrl-C does if its parent is killed: it would hold its run for hours."""
+    assert _c_library is not None
+    _c_library.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 class Worker:
     """A process that runs a task."""
 
@@ -34,7 +47,14 @@ class Worker:
         with self.log.open("ab") as log:
             self.begun = log.tell()
             # A separate process group: Ctrl-C reaches it once, by `stop`, and not from the terminal too.
-            self.process = subprocess.Popen(task.command, stdout=log, stderr=log, env=os.environ | own, process_group=0)
+            self.process = subprocess.Popen(
+                task.command,
+                stdout=log,
+                stderr=log,
+                env=os.environ | own,
+                process_group=0,
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            )
 
     @property
     def code(self) -> int | None:

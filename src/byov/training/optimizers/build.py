@@ -109,16 +109,16 @@ def decay_means(posterior: Posterior, amount: float) -> None:
         torch._foreach_mul_(weights, 1 - amount)
 
 
-def clip_gradients(posterior: Posterior, largest: float | None) -> float:
-    """Clip the gradient of means and non-random parameters to a norm; return the norm before.
+def clip_gradients(posterior: Posterior, largest: float | None) -> Tensor:
+    """Clip the gradient of means and non-random parameters to a norm; return the norm before, without synchronising.
 
     If the norm is not finite, gradients stay as they are, so that the first NaN can be found.
     """
     own = [p for p in (posterior.means, *posterior.module.parameters()) if p.grad is not None]
     norm = nn.utils.get_total_norm([p.grad for p in own if p.grad is not None])
-    if largest is not None and bool(norm.isfinite()):
-        nn.utils.clip_grads_with_norm_(own, largest, norm)
-    return float(norm)
+    if largest is not None:
+        nn.utils.clip_grads_with_norm_(own, largest, torch.where(norm.isfinite(), norm, 0.0))  # 0 changes nothing
+    return norm
 
 
 # ------------------------------------------------------------------------------------------------- state in checkpoints
