@@ -372,7 +372,7 @@ TURNED[0x0112] = 6
         ("I;16", "pgm", {}),
         ("RGB", "ppm", {}),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "-".join(value) or "plain",
 )
 def test_the_memory_is_known_before_decoding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, suffix: str, options: dict[str, Any]
