@@ -64,4 +64,4 @@ def test_a_scorer_for_use_without_byov(trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "scorer.onnx"
     done = subprocess.run([*command, "--format", "onnx", "--out", out], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "-> embedding (N, 16), and scores (N)" in done.stdout and out.is_file()
+    assert "-> embedding (N, 64), and scores (N)" in done.stdout and out.is_file()

@@ -15,6 +15,7 @@ from byov.training.prepare import prepare
 
 TINY = {
     "optim.epochs": 1,
+    "optim.batch_size": 32,  # two steps: the first has learning rate 0
     "model.width": 16,
     "model.depth": 1,
     "model.heads": 2,

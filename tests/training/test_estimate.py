@@ -22,9 +22,11 @@ from commands import SMALL, run
 
 FACTOR = 2  # between estimate and measurement, either way
 MEASURED = """
-import atexit, resource, sys
+import atexit, sys
+import torch
 from byov.cli.main import main
-atexit.register(lambda: print("peak", 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
+from byov.training.monitors import peak_memory_mib  # of this process; getrusage would count the one that started it
+atexit.register(lambda: print("peak", int(2**20 * peak_memory_mib(torch.device("cpu")))))
 main(sys.argv[1:])
 """
 WIDE = ["--model.width", "384", "--model.depth", "4", "--model.heads", "6", "--image-size", "16"]

@@ -81,7 +81,7 @@ def test_arms_of_real_runs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
         ("byov", "draws_unaligned"),
     ]
     byol, byov, draws, _ = rows
-    assert byol["median_sigma"] is None and byov["median_sigma"] == pytest.approx(math.exp(-5), rel=0.5)
+    assert byol["median_sigma"] is None and 0 < byov["median_sigma"] < 1
     assert byov["prior"] == "standard" and "prior" not in byol
     for name in MEASURES:
         assert byol[f"{name}.difference"] == byol[f"{name}.error"] == 0
