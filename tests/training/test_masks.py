@@ -13,7 +13,7 @@ from torch.distributions import Normal, kl_divergence
 import tiny
 from byov import priors
 from byov._core.files import without_prefix
-from byov.config import Optim, Posterior
+from byov.config import Config, Optim, Posterior
 from byov.posterior import Posterior as Gaussian
 from byov.runs import checkpoints
 from byov.training.loop import Trainer
@@ -35,7 +35,8 @@ def half_masks(trainer: Trainer) -> dict[str, Tensor]:
 
 def pruned_trainer(folder: Path, settings, **changes: object) -> tuple[Trainer, dict[str, Tensor]]:
     """A run of one epoch, pruned, and ready to resume for another."""
-    optim = replace(settings.optim, log_variance_lr=0.02)  # by default it depends on the epochs
+    rate = 0.02 if settings.optim.variances == "adam" else None  # by default it depends on the epochs
+    optim = replace(settings.optim, log_variance_lr=rate)
     first = tiny.trainer(folder, replace(settings, optim=replace(optim, epochs=1)))
     first.run()
     masks = half_masks(first)
@@ -51,6 +52,7 @@ def weights(trainer: Trainer) -> dict[str, Tensor]:
     return {k.split(".", 1)[1]: v for k, v in tensors.items() if not k.startswith("log_variance.")}
 
 
+NEWTON = replace(tiny.config(), optim=replace(tiny.config().optim, variances="newton", log_variance_lr=None))
 CASES = {
     "byov": tiny.config(),
     "byol": tiny.config("byol"),
@@ -61,6 +63,7 @@ CASES = {
     "linear": tiny.config(posterior=Posterior(where="linear")),
     "supervised": tiny.config("supervised-bbb"),
     "double": tiny.config(precision="64-true"),
+    "newton": NEWTON,
 }
 
 
@@ -125,13 +128,14 @@ def test_pruned_weights_are_out_of_the_kl(prior: object) -> None:
         assert not own[~mask].any()
 
 
-def test_a_pruned_run_resumed_equals_one_never_stopped(tmp_path: Path) -> None:
-    whole, _ = pruned_trainer(tmp_path / "whole", tiny.config())
-    stopped, _ = pruned_trainer(tmp_path / "stopped", tiny.config())
+@pytest.mark.parametrize("config", [tiny.config(), NEWTON], ids=["adam", "newton"])
+def test_a_pruned_run_resumed_equals_one_never_stopped(tmp_path: Path, config: Config) -> None:
+    whole, _ = pruned_trainer(tmp_path / "whole", config)
+    stopped, _ = pruned_trainer(tmp_path / "stopped", config)
     whole.run()
     stopped._advance()
     stopped.save()
-    resumed = tiny.trainer(tmp_path / "stopped", tiny.config())
+    resumed = tiny.trainer(tmp_path / "stopped", config)
     resumed.restore()
     assert resumed.step == 4
     resumed.run()

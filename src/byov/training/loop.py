@@ -396,8 +396,9 @@ class Trainer:
         if state["step"] and not (moments or masks or self.config.method == "posthoc"):  # pruning drops it
             raise BadInput(f"{path} lacks the optimizer's state: it was not written by `byov train`; restore a copy.")
         load_optimizer_tensors(self.optimizer, moments, str(path))
-        if self.variances is not None and not masks:
-            self.variances.load_tensors(without_prefix(tensors, "variances."))
+        curvature = without_prefix(tensors, "variances.")
+        if self.variances is not None and (curvature or not masks):
+            self.variances.load_tensors(curvature)
         if self.balance is not None:
             for name, tensor in self.balance.tensors().items():
                 tensor.copy_(tensors.get(f"balance.{name}", torch.zeros(())))
