@@ -26,7 +26,7 @@ def doubled(numbers):
 
 @pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
-    """Import a compiled function anew, as another process does; its cache is in tmp_path / "cache"."""
+    """Import a compiled function again, as another process does; its cache is in tmp_path / "cache"."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
     path = tmp_path / "loops.py"
     path.write_text(CODE)

@@ -278,7 +278,7 @@ def _npz_array(path: Path, key: str) -> NDArray[Any]:
             size = math.prod(shape) * dtype.itemsize
             if not dtype.hasobject and size != archive.getinfo(f"{key}.npy").file_size - file.tell():
                 raise ValueError("the header does not fit the data")
-            # Beside it, the images as contiguous bytes.
+            # Next to it, the images as contiguous bytes.
             memory.require(size + math.prod(shape), f"{key} in {path}", "use fewer or smaller images, or folder:PATH")
             file.seek(0)
             return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
